@@ -1,0 +1,221 @@
+"""The bundle: the folder that is shipped. Opened with checks, written complete or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from headport.errors import BundleError, OutputError
+from headport.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
+
+__all__ = ["MANIFEST", "Bundle", "Draft", "copy_files", "draft_bundle", "file_entry", "write_text"]
+
+MANIFEST = "manifest.json"
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk. Holds no open file; `path` may be moved between uses."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> Bundle:
+        """Open a bundle and check it.
+
+        Args:
+            path: The bundle's folder.
+            verify: Compare every file's sha256; False checks only presence and size.
+
+        Raises:
+            BundleError: If the folder is no bundle, its schema version is unknown, a file is
+                missing, changed, a symbolic link, or lies outside the bundle.
+        """
+        folder = Path(path)
+        file = folder / MANIFEST
+        if not folder.is_dir():
+            raise BundleError(f"{folder}: a bundle folder was expected, nothing is there")
+        if not file.is_file():
+            raise BundleError(f"{folder}: no {MANIFEST} in it, so it is not a headport bundle")
+        bundle = cls(folder, decode_manifest(file.read_bytes(), str(file)))
+        bundle.check(verify=verify)
+        return bundle
+
+    def file(self, name: str) -> Path:
+        """The path of a file that the manifest lists.
+
+        Raises:
+            BundleError: If the manifest does not list it.
+        """
+        if name not in self.manifest.files:
+            raise BundleError(f"{self.path}: the manifest lists no file {name!r}")
+        return self.path / name
+
+    def check(self, *, verify: bool) -> None:
+        """Raise `BundleError` naming every file that is missing, changed or out of bounds."""
+        entries = self.manifest.files
+        # Bounds first: a path that leaves the bundle must not even be looked at.
+        faults = [fault for name in entries if (fault := _out_of_bounds(self.path, name))]
+        if not faults:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                found = pool.map(
+                    lambda item: _fault(self.path / item[0], item[0], item[1], verify),
+                    entries.items(),
+                )
+                faults = [fault for fault in found if fault]
+        named = [graph.file for graph in self.manifest.graphs.values()]
+        named += [tensor.file for tensor in self.manifest.tensors]
+        unlisted = sorted({name for name in named if name not in entries})
+        faults += [f"{name}: used by a graph but not listed in `files`" for name in unlisted]
+        if faults:
+            raise BundleError(f"{self.path} is damaged: " + "; ".join(faults))
+
+    def unlisted_files(self) -> list[str]:
+        """Files in the folder that the manifest does not know, sorted."""
+        found = (p for p in self.path.rglob("*") if p.is_file() or p.is_symlink())
+        names = (p.relative_to(self.path).as_posix() for p in found)
+        return sorted(n for n in names if n != MANIFEST and n not in self.manifest.files)
+
+
+def _out_of_bounds(root: Path, name: str) -> str | None:
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or Path(name).is_absolute():
+        return f"{name}: an absolute path; only files inside the bundle are allowed"
+    if ".." in pure.parts:
+        return f"{name}: leads out of the bundle with '..'"
+    for part in (*pure.parents, pure):
+        if part != PurePosixPath(".") and (root / part).is_symlink():
+            return f"{part}: a symbolic link; copy the real file into the bundle"
+    return None
+
+
+def _fault(path: Path, name: str, entry: FileEntry, verify: bool) -> str | None:
+    if not path.is_file():
+        return f"{name}: missing"
+    size = path.stat().st_size
+    if size != entry.bytes:
+        return f"{name}: changed ({entry.bytes} bytes expected, {size} found)"
+    if verify and file_entry(path).sha256 != entry.sha256:
+        return f"{name}: changed (its sha256 is not the manifest's)"
+    return None
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Size and sha256 of a file, read in chunks."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileEntry(sha256=digest.hexdigest(), bytes=size)
+
+
+class Draft:
+    """A bundle in the making: a temporary folder that becomes the output in one rename."""
+
+    def __init__(self, path: Path, output: Path, force: bool) -> None:
+        self.path = path  # moves once, when `preview` is called
+        self.output = output
+        self._force = force
+
+    def preview(self, manifest: Manifest) -> Bundle:
+        """The draft as an unsealed bundle, moved first, so that checks run on a moved copy."""
+        moved = self.path.with_name(self.path.name + ".moved")
+        self.path.rename(moved)
+        self.path = moved
+        return Bundle(moved, _with_files(moved, manifest))
+
+    def commit(self, manifest: Manifest) -> Bundle:
+        """Write the manifest with every file's checksum and rename the folder into place."""
+        sealed = _with_files(self.path, manifest)
+        (self.path / MANIFEST).write_bytes(encode_manifest(sealed))
+        Bundle.open(self.path, verify=False)
+        replaced = self.output.with_name(f".{self.output.name}.replaced.{os.getpid()}")
+        if self._force and self.output.exists():
+            self.output.rename(replaced)
+        try:
+            self.path.rename(self.output)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(self.output)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
+        return Bundle(self.output, sealed)
+
+
+def _with_files(folder: Path, manifest: Manifest) -> Manifest:
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        entries = list(pool.map(file_entry, paths))
+    names = [p.relative_to(folder).as_posix() for p in paths]
+    return msgspec.structs.replace(manifest, files=dict(zip(names, entries, strict=True)))
+
+
+@contextmanager
+def draft_bundle(output: str | Path, *, force: bool) -> Iterator[Draft]:
+    """Open a draft beside `output`; whatever happens, a draft that was not committed disappears.
+
+    Raises:
+        OutputError: If `output` exists and `force` is False, if `force` would replace something
+            that is not a bundle, or if the disk is full or not writable.
+    """
+    target = Path(output).absolute()
+    if target.exists() or target.is_symlink():
+        if not force:
+            raise OutputError(f"{output} exists; choose another output or pass --force")
+        if not (target / MANIFEST).is_file():
+            raise OutputError(f"{output} is not a bundle, so --force does not replace it")
+    draft: Draft | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.draft.", dir=target.parent))
+        folder.chmod(0o755)
+        draft = Draft(folder, target, force)
+        yield draft
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputError(f"no space left to write {output}; nothing was written") from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
+            raise OutputError(f"{output} cannot be written: {error.strerror}") from error
+        raise
+    finally:
+        if draft is not None:
+            shutil.rmtree(draft.path, ignore_errors=True)
+
+
+def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:
+    """Copy files by relative name, keeping their place."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, folder / name)
+
+
+def write_text(files: Mapping[Path, str], *, force: bool) -> None:
+    """Write text files, each complete or not at all; used for reports.
+
+    Raises:
+        OutputError: If one exists and `force` is False, or cannot be written.
+    """
+    for path in files:
+        if path.exists() and not force:
+            raise OutputError(f"{path} exists; choose another output or pass --force")
+    for path, text in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}.{os.getpid()}")
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error

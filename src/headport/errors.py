@@ -1,0 +1,72 @@
+"""Every error headport raises on purpose; anything else that escapes is a bug of ours."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BundleError",
+    "CheckpointError",
+    "ExportError",
+    "HeadportError",
+    "LoweringError",
+    "NonFiniteError",
+    "OutputError",
+    "ParityError",
+    "PromptError",
+    "QuantizeError",
+    "RequestError",
+    "UsageError",
+]
+
+
+class HeadportError(Exception):
+    """Root of all expected failures; the message says what was expected, found and what to do."""
+
+    exit_code = 2
+
+
+class UsageError(HeadportError):
+    """An option, a recipe or a gates file asks for something that does not exist."""
+
+
+class CheckpointError(HeadportError):
+    """The checkpoint is missing, incomplete, or not one that headport can read."""
+
+
+class ExportError(HeadportError):
+    """The model has a feature that cannot be exported faithfully; the feature is named."""
+
+
+class QuantizeError(HeadportError):
+    """The weights or the recipe cannot be quantised as asked."""
+
+
+class LoweringError(HeadportError):
+    """A bundle cannot be lowered to the target, or the target cannot run what it holds."""
+
+
+class BundleError(HeadportError):
+    """A bundle is damaged, foreign, of an unknown schema, or points outside itself."""
+
+
+class OutputError(HeadportError):
+    """The output cannot be written: it exists, or there is no space or permission."""
+
+
+class RequestError(HeadportError):
+    """A sampling parameter or a generation request is out of range."""
+
+
+class PromptError(RequestError):
+    """A prompt is empty, holds unknown ids, or does not fit the context."""
+
+
+class ParityError(HeadportError):
+    """The written files do not answer like what they were made from; nothing is written."""
+
+    exit_code = 1
+
+
+class NonFiniteError(HeadportError):
+    """A logit is NaN or infinite, so no token may be drawn from the row."""
+
+    exit_code = 1

@@ -1,0 +1,1 @@
+"""Lowering: rewriting portable graphs for one target."""

@@ -1,0 +1,199 @@
+"""`manifest.json`: what a bundle is, whence it comes, and all that can change its answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from headport.errors import BundleError
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "FileEntry",
+    "Graph",
+    "Head",
+    "License",
+    "Manifest",
+    "Model",
+    "Port",
+    "Provenance",
+    "Quantization",
+    "SelftestTolerance",
+    "Stage",
+    "Tensor",
+    "Vocabulary",
+    "decode_manifest",
+    "encode_manifest",
+]
+
+SCHEMA_VERSION = 1
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every record: immutable, named fields only, unknown fields refused."""
+
+
+class Port(_Strict, frozen=True):
+    """One input or output of a graph. A dimension is a number or a symbol such as `batch`."""
+
+    name: str
+    dtype: str  # ONNX element type in lower case: float, float16, int64, int32 …
+    shape: tuple[int | str, ...]
+
+
+class Graph(_Strict, frozen=True):
+    """One `.onnx` file and its role."""
+
+    file: str
+    role: Literal["backbone", "encoder", "head"]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+class Quantization(_Strict, frozen=True):
+    """How a weight was rounded, and how its kernel treats activations once lowered."""
+
+    format: Literal["fp16", "int8"]
+    block: int | None  # inputs that share a scale; None where the format has no blocks
+    activations: Literal["residual", "rounded", "exact"]
+
+
+class Head(_Strict, frozen=True):
+    """hidden_states [N, H] → outputs. Logits are `softcap(scale * (W h + b))`.
+
+    `outputs` says which form the graph gives: `logits` [N, V], or `candidates`
+    (candidate_ids [N, M], candidate_logits [N, M], logsumexp [N], certified_k [N]).
+    """
+
+    graph: str
+    outputs: Literal["logits", "candidates"]
+    vocab_size: int
+    scale: float
+    softcap: float | None
+    bias: bool
+    weight: str  # name of the head's weight in the tensor ledger
+    tied: bool  # the weight is the same ledger entry as the input embedding
+    quantization: Quantization | None
+
+
+class Tensor(_Strict, frozen=True):
+    """A large tensor, stored once. `consumers` are `graph:initializer` names."""
+
+    name: str
+    sha256: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int  # bytes
+    length: int  # bytes
+    consumers: tuple[str, ...]
+
+
+class Vocabulary(_Strict, frozen=True):
+    """True size V, the width of the stored matrices, and the kept size K of a pruned bundle."""
+
+    size: int
+    padded_size: int
+    kept_size: int | None
+    map: str | None  # file with int32 [K], new id → original id
+
+
+class License(_Strict, frozen=True):
+    """Licence of the weights as their checkpoint states it; `id` is None where it states none."""
+
+    id: str | None
+    source: str  # where the statement was found, or that none was
+    files: tuple[str, ...]
+
+
+class Stage(_Strict, frozen=True):
+    """One verb that made or changed the bundle: its options, its versions, what it measured."""
+
+    stage: str
+    options: dict[str, Any]
+    versions: dict[str, str]
+    report: dict[str, Any]
+
+
+class Provenance(_Strict, frozen=True):
+    """Where the weights come from and which stages they went through, oldest first."""
+
+    checkpoint: str  # base name only: a bundle holds no path of the machine that made it
+    format: str
+    sha256: str  # over the checkpoint's weight files
+    stages: tuple[Stage, ...]
+
+
+class Model(_Strict, frozen=True):
+    """The facts a runtime needs about the network."""
+
+    architecture: str
+    hidden_size: int
+    layers: int
+    max_context: int  # tokens
+    dtype: Literal["fp32", "fp16", "bf16"]
+    query_heads: int | None = None  # None: layers differ or it is not known
+
+
+class SelftestTolerance(_Strict, frozen=True):
+    """Largest |Δ| the self-test accepts: absolute, in logits and in hidden-state units."""
+
+    hidden_states: float
+    logits: float
+
+
+class FileEntry(_Strict, frozen=True):
+    """Checksum and size of one file of the bundle."""
+
+    sha256: str
+    bytes: int
+
+
+class Manifest(_Strict, frozen=True):
+    """The whole of `manifest.json`."""
+
+    schema_version: int
+    license: License
+    provenance: Provenance
+    model: Model
+    graphs: dict[str, Graph]
+    heads: dict[str, Head]
+    tensors: tuple[Tensor, ...]
+    vocabulary: Vocabulary
+    defaults: dict[str, Any]  # generation defaults, from generation_config
+    session_options: dict[str, str]
+    target: Literal["portable", "ort-cpu"]
+    selftest: SelftestTolerance | None
+    files: dict[str, FileEntry]
+
+
+class _Version(msgspec.Struct):
+    schema_version: int
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest:
+    """Read a manifest; `where` names the file in messages.
+
+    Raises:
+        BundleError: If it is not JSON, of an unknown schema version, or has missing, unknown
+            or ill-typed fields.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).schema_version
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise BundleError(f"{where}: not a headport manifest ({error})") from error
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"{where}: schema version {SCHEMA_VERSION} expected, {version} found; "
+            "use the headport release that wrote it, or export again"
+        )
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.ValidationError as error:
+        raise BundleError(f"{where}: {error}") from error
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Write a manifest as indented JSON, keys in declaration order, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"

@@ -1,0 +1,298 @@
+"""Runners execute a bundle: token ids in, hidden states and head outputs out.
+
+One protocol, one implementation per kind of target. Everything that runs a bundle (export's
+parity, the self-test, validation, generation) goes through here, so that what is proved is
+what is shipped. Ids are the bundle's own; mapping back to original ids is the caller's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.bundle import Bundle
+from headport.errors import BundleError, PromptError
+from headport.manifest import Graph, Head
+from headport.session import Binding, Session, SessionSettings, open_session
+
+__all__ = ["Cache", "Candidates", "HeadOutput", "Runner", "open_runner"]
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A head's best M tokens per row, sorted by logit, ties by lowest id."""
+
+    ids: Int64  # [N, M]
+    logits: Float32  # [N, M]
+    logsumexp: Float32  # [N], over the whole vocabulary
+    certified_k: Int64  # [N], how many leading candidates are proved to be in their true place
+
+
+@dataclass(frozen=True)
+class HeadOutput:
+    """What a head gave for N rows: exactly the form its manifest entry declares."""
+
+    logits: Float32 | None  # [N, V]
+    candidates: Candidates | None
+
+
+class Cache(Protocol):
+    """The KV cache of one batch, owned by the runner that made it."""
+
+    @property
+    def lengths(self) -> Int64:
+        """Valid tokens per row so far, [B]."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a row may hold."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes a bundle. `runs` counts backbone executions."""
+
+    runs: int
+
+    def new_cache(self, batch_size: int, capacity: int) -> Cache:
+        """An empty cache for `batch_size` rows of up to `capacity` tokens each."""
+        ...
+
+    def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
+        """Append tokens and return their hidden states.
+
+        Args:
+            cache: From `new_cache` of this runner; updated.
+            token_ids: [B, T], each row's new tokens first, anything after them.
+            lengths: [B], new tokens per row, 0…T; a row with 0 stays as it is.
+
+        Returns:
+            Hidden states after the final norm, [B, T, H]; entries past a row's length are
+            unspecified.
+
+        Raises:
+            PromptError: If a row would outgrow the cache.
+        """
+        ...
+
+    def head(self, hidden_states: Float32, name: str = "lm") -> HeadOutput:
+        """Apply a head to hidden states [N, H]."""
+        ...
+
+
+def open_runner(
+    bundle: Bundle, settings: SessionSettings | None = None, heads: tuple[str, ...] | None = None
+) -> Runner:
+    """Load a bundle's backbone and heads for the target it was lowered to.
+
+    Raises:
+        BundleError: If no runner of this release knows the target, or a graph does not load.
+    """
+    target = bundle.manifest.target
+    if target not in _RUNNERS:
+        raise BundleError(f"{bundle.path}: no runner for target {target!r}")
+    return _RUNNERS[target](bundle, settings or SessionSettings(), heads)
+
+
+class _SessionRunner:
+    """What all ONNX Runtime targets share: sessions, cache specification, heads."""
+
+    def __init__(
+        self, bundle: Bundle, settings: SessionSettings, heads: tuple[str, ...] | None
+    ) -> None:
+        manifest = bundle.manifest
+        options = manifest.session_options
+        backbone = next(g for g in manifest.graphs.values() if g.role == "backbone")
+        self.runs = 0
+        self._backbone = open_session(bundle.path / backbone.file, options, settings)
+        self._hidden_size = manifest.model.hidden_size
+        self._past = [p for p in backbone.inputs if p.name.startswith("past_key_values.")]
+        self._present = [_present_name(p.name) for p in self._past]
+        self._heads: dict[str, tuple[Head, Session]] = {}
+        for name in heads if heads is not None else tuple(manifest.heads):
+            head = manifest.heads[name]
+            graph = manifest.graphs[head.graph]
+            self._heads[name] = (
+                head,
+                open_session(bundle.path / graph.file, options, settings),
+            )
+        self._check_ports(backbone)
+
+    def _check_ports(self, backbone: Graph) -> None:
+        declared = {p.name for p in backbone.inputs}
+        if declared != set(self._backbone.inputs):
+            odd = sorted(declared ^ set(self._backbone.inputs))
+            raise BundleError(
+                f"{backbone.file}: its inputs are not those of the manifest ({', '.join(odd)})"
+            )
+
+    def head(self, hidden_states: Float32, name: str = "lm") -> HeadOutput:
+        if name not in self._heads:
+            known = ", ".join(self._heads) or "none"
+            raise BundleError(f"no head {name!r} is loaded (loaded: {known})")
+        head, session = self._heads[name]
+        dtype = session.dtype("hidden_states")
+        rows = np.ascontiguousarray(hidden_states, dtype=dtype)
+        found = session.run({"hidden_states": rows})
+        if head.outputs == "logits":
+            return HeadOutput(found["logits"].astype(np.float32, copy=False), None)
+        candidates = Candidates(
+            ids=found["candidate_ids"].astype(np.int64, copy=False),
+            logits=found["candidate_logits"].astype(np.float32, copy=False),
+            logsumexp=found["logsumexp"].astype(np.float32, copy=False),
+            certified_k=found["certified_k"].astype(np.int64, copy=False),
+        )
+        return HeadOutput(None, candidates)
+
+    def _cache_shape(self, shape: tuple[int | str, ...], batch: int, length: int) -> list[int]:
+        named = {"batch": batch}
+        return [d if isinstance(d, int) else named.get(d, length) for d in shape]
+
+
+def _present_name(past: str) -> str:
+    return past.replace("past_key_values.", "present.", 1)
+
+
+def _check_room(lengths: Int64, new: Int64, capacity: int) -> None:
+    if (lengths + new > capacity).any():
+        row = int(np.argmax(lengths + new))
+        raise PromptError(
+            f"row {row} would hold {int((lengths + new)[row])} tokens, "
+            f"but the context was opened for {capacity}"
+        )
+
+
+class _GrowingCache:
+    """Past keys and values as the last run returned them, and which slots hold tokens."""
+
+    def __init__(self, batch_size: int, capacity: int, past: list[Array]) -> None:
+        self.capacity = capacity
+        self.lengths: Int64 = np.zeros(batch_size, np.int64)
+        self.mask: Int64 = np.zeros((batch_size, 0), np.int64)
+        self.past = past
+
+
+class PortableRunner(_SessionRunner):
+    """Runs the portable form: attention_mask in, caches that grow by concatenation.
+
+    Right padding leaves unused slots in the cache; the mask excludes them and positions count
+    valid tokens only, so they change no answer.
+    """
+
+    def new_cache(self, batch_size: int, capacity: int) -> _GrowingCache:
+        past = [
+            np.zeros(self._cache_shape(p.shape, batch_size, 0), self._backbone.dtype(p.name))
+            for p in self._past
+        ]
+        return _GrowingCache(batch_size, capacity, past)
+
+    def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
+        assert isinstance(cache, _GrowingCache)
+        _check_room(cache.lengths, lengths, cache.capacity)
+        width = token_ids.shape[1]
+        valid = (np.arange(width)[None, :] < lengths[:, None]).astype(np.int64)
+        cache.mask = np.concatenate([cache.mask, valid], axis=1)
+        feeds: dict[str, Array] = {
+            "input_ids": np.where(valid == 1, token_ids, 0),
+            "attention_mask": cache.mask,
+        }
+        feeds |= {p.name: past for p, past in zip(self._past, cache.past, strict=True)}
+        found = self._backbone.run(feeds)
+        self.runs += 1
+        cache.past = [found[name] for name in self._present]
+        cache.lengths = cache.lengths + lengths
+        return found["hidden_states"].astype(np.float32, copy=False)
+
+
+class _FixedCache:
+    """Preallocated keys and values, bound once as input and output of the same session."""
+
+    def __init__(self, batch_size: int, capacity: int, buffers: dict[str, Array]) -> None:
+        self.capacity = capacity
+        self.lengths: Int64 = np.zeros(batch_size, np.int64)
+        self.buffers = buffers
+        self.seqlens_k = np.zeros(batch_size, np.int32)
+        self.query_seqlens = np.zeros(batch_size, np.int32)
+        self.slots = capacity + 1
+        self.total_sequence_length = np.array(self.slots, np.int32)
+        self.bindings: dict[int, tuple[Binding, Int64, Array]] = {}  # by T
+
+
+class InPlaceRunner(_SessionRunner):
+    """Runs `ort-cpu`: GroupQueryAttention that writes into right-padded caches in place.
+
+    `seqlens_k` [B] = tokens in the cache after the step, minus one; `query_seqlens` [B] = new
+    tokens of each row; `total_sequence_length` = slots of the cache.
+    """
+
+    def new_cache(self, batch_size: int, capacity: int) -> _FixedCache:
+        buffers = {
+            p.name: np.zeros(
+                self._cache_shape(p.shape, batch_size, capacity + 1), self._backbone.dtype(p.name)
+            )
+            for p in self._past
+        }
+        return _FixedCache(batch_size, capacity, buffers)
+
+    def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
+        assert isinstance(cache, _FixedCache)
+        _check_room(cache.lengths, lengths, cache.capacity)
+        width, start = token_ids.shape[1], 0
+        parts: list[Float32] = []
+        # The operator wants room for a chunk's padding too, so a chunk is cut where a long row
+        # would leave none; one spare slot keeps every cut at least one token wide.
+        while start < width or not parts:
+            room = cache.slots - int(cache.lengths.max(initial=0))
+            stop = min(width, start + room)
+            new = np.clip(lengths - start, 0, stop - start)
+            parts.append(self._step(cache, token_ids[:, start:stop], new))
+            start = stop
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _step(self, cache: _FixedCache, token_ids: Int64, new: Int64) -> Float32:
+        width = token_ids.shape[1]
+        binding, ids, hidden = cache.bindings.get(width) or self._bind(cache, width)
+        valid = np.arange(width)[None, :] < new[:, None]
+        np.copyto(ids, np.where(valid, token_ids, 0))
+        cache.lengths = cache.lengths + new
+        cache.query_seqlens[:] = new
+        # An idle row must still name a token; its cache is untouched because it has no query.
+        cache.seqlens_k[:] = np.maximum(cache.lengths, 1) - 1
+        binding.run_in_place()
+        self.runs += 1
+        return hidden.astype(np.float32, copy=True)
+
+    def _bind(self, cache: _FixedCache, width: int) -> tuple[Binding, Int64, Array]:
+        batch = len(cache.lengths)
+        ids = np.zeros((batch, width), np.int64)
+        hidden_size = self._hidden_size
+        hidden = np.zeros((batch, width, hidden_size), self._backbone.dtype("hidden_states"))
+        binding = self._backbone.bind()
+        scalars: dict[str, Array] = {
+            "input_ids": ids,
+            "seqlens_k": cache.seqlens_k,
+            "query_seqlens": cache.query_seqlens,
+            "total_sequence_length": cache.total_sequence_length,
+        }
+        for name in self._backbone.inputs:
+            binding.input(name, scalars[name] if name in scalars else cache.buffers[name])
+        binding.output("hidden_states", hidden)
+        for past, present in zip(self._past, self._present, strict=True):
+            binding.output(present, cache.buffers[past.name])
+        if width == 1:  # decode: bound once, reused by every step
+            cache.bindings[width] = (binding, ids, hidden)
+        return binding, ids, hidden
+
+
+_RUNNERS: dict[str, type[PortableRunner] | type[InPlaceRunner]] = {
+    "portable": PortableRunner,
+    "ort-cpu": InPlaceRunner,
+}

@@ -1,0 +1,158 @@
+"""The self-test a bundle carries: inputs, and the outputs its written files gave when made.
+
+The same file can answer differently on another CPU, another ONNX Runtime or under other session
+options. The head is fed the stored hidden states, so a difference names its part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headport.bundle import Bundle
+from headport.errors import BundleError
+from headport.manifest import Manifest, SelftestTolerance
+from headport.runner import HeadOutput, Runner, open_runner
+from headport.session import SessionSettings
+
+__all__ = ["SELFTEST_FILE", "SelftestResult", "run_selftest", "write_selftest"]
+
+SELFTEST_FILE = "selftest.safetensors"
+_HEAD_ROWS = 6
+_PROMPT_LENGTHS = (9, 4)
+# Relative to the largest magnitude. fp32 arithmetic on another CPU moves results by about 1e-6,
+# fp16 by about 1e-3; rounding activations to INT8 moves logits by 3e-3 and more.
+_RELATIVE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SelftestResult:
+    """Largest |Δ| between this machine and the stored outputs, and the accepted ones."""
+
+    hidden_states_error: float  # hidden-state units
+    logits_error: dict[str, float]  # logits, per head
+    tolerance: SelftestTolerance
+
+    def __bool__(self) -> bool:
+        errors = np.array([*self.logits_error.values()])
+        return bool(
+            self.logits_error
+            and self.hidden_states_error <= self.tolerance.hidden_states
+            and (errors <= self.tolerance.logits).all()
+        )
+
+
+def write_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> Manifest:
+    """Run the written files on fixed inputs and store what they gave; returns the manifest with it.
+
+    Raises:
+        BundleError: If an output is not finite.
+    """
+    from safetensors.numpy import save_file
+
+    arrays = _inputs(bundle.manifest)
+    runner = open_runner(bundle, settings)
+    hidden = _hidden(runner, arrays)
+    arrays["hidden_states"] = hidden
+    heads = [
+        _head_arrays(name, runner.head(hidden[:_HEAD_ROWS], name)) for name in bundle.manifest.heads
+    ]
+    for found in heads:
+        arrays |= found
+    broken = sorted(name for name, a in arrays.items() if not np.isfinite(a).all())
+    if broken:
+        raise BundleError(f"the written files give non-finite {', '.join(broken)}")
+    save_file(arrays, bundle.path / SELFTEST_FILE)
+    relative = _RELATIVE[bundle.manifest.model.dtype]
+    logits = [a for name, a in arrays.items() if name.endswith("logits")]
+    tolerance = SelftestTolerance(
+        hidden_states=float(relative * np.abs(hidden).max()),
+        logits=float(relative * max(np.abs(a).max() for a in logits)),
+    )
+    return msgspec.structs.replace(bundle.manifest, selftest=tolerance)
+
+
+def run_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> SelftestResult:
+    """Run the bundle's self-test on this machine.
+
+    Raises:
+        BundleError: If the bundle carries none, or its file does not fit the bundle.
+    """
+    tolerance = bundle.manifest.selftest
+    if tolerance is None:
+        raise BundleError(f"{bundle.path} carries no self-test")
+    stored = _load(bundle.path / SELFTEST_FILE)
+    runner = open_runner(bundle, settings)
+    try:
+        hidden = _hidden(runner, stored)
+        hidden_error = _error(hidden, stored["hidden_states"])
+        logits_error = {}
+        for name in bundle.manifest.heads:
+            rows = stored["hidden_states"][:_HEAD_ROWS]
+            found = _head_arrays(name, runner.head(rows, name))
+            logits_error[name] = max(_error(a, stored[key]) for key, a in found.items())
+    except KeyError as error:
+        raise BundleError(f"{SELFTEST_FILE}: no tensor {error} in it") from error
+    return SelftestResult(hidden_error, logits_error, tolerance)
+
+
+def _load(path: Path) -> dict[str, Array]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BundleError(f"{path}: cannot be read ({error})") from error
+
+
+def _inputs(manifest: Manifest) -> dict[str, Array]:
+    rng = np.random.Generator(np.random.Philox(key=0))
+    width = min(max(_PROMPT_LENGTHS), manifest.model.max_context - 1)
+    shape = (len(_PROMPT_LENGTHS), width)
+    size = manifest.vocabulary.kept_size or manifest.vocabulary.size
+    return {
+        "token_ids": rng.integers(0, size, shape),
+        "lengths": np.minimum(np.array(_PROMPT_LENGTHS, np.int64), width),
+        "next_token_ids": rng.integers(0, size, (shape[0], 1)),
+    }
+
+
+def _hidden(runner: Runner, arrays: dict[str, Array]) -> npt.NDArray[np.float32]:
+    """Hidden states of a ragged prefill and one decode step, valid positions only, [N, H].
+
+    Rows are ordered so that the first ones cover prefill and decode of both prompts.
+    """
+    lengths = arrays["lengths"]
+    cache = runner.new_cache(len(lengths), int(lengths.max()) + 1)
+    prompt = runner.forward(cache, arrays["token_ids"], lengths)
+    step = runner.forward(cache, arrays["next_token_ids"], np.ones_like(lengths))
+    rows = [step[:, 0], *(prompt[b, :n][::-1] for b, n in enumerate(lengths))]
+    return np.ascontiguousarray(np.concatenate(rows), dtype=np.float32)
+
+
+def _head_arrays(name: str, output: HeadOutput) -> dict[str, Array]:
+    if output.logits is not None:
+        return {f"{name}.logits": output.logits}
+    assert output.candidates is not None
+    c = output.candidates
+    return {
+        f"{name}.candidate_ids": c.ids,
+        f"{name}.candidate_logits": c.logits,
+        f"{name}.logsumexp": c.logsumexp,
+        f"{name}.certified_k": c.certified_k,
+    }
+
+
+def _error(found: Array, expected: Array) -> float:
+    if found.shape != expected.shape:
+        return float("inf")
+    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    return float(difference.max(initial=0.0)) if np.isfinite(difference).all() else float("inf")
