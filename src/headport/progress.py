@@ -8,18 +8,26 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-__all__ = ["bar", "set_quiet", "track"]
+__all__ = ["bar", "say", "set_quiet", "track"]
 
 _T = TypeVar("_T")
 
 
 class _Switch:
     quiet = False
+    json_on_stdout = False
 
 
-def set_quiet(quiet: bool) -> None:
-    """Switch all progress output off or on."""
+def set_quiet(quiet: bool, *, json_on_stdout: bool = False) -> None:
+    """Switch progress off or on; with JSON on stdout, `say` keeps stdout free."""
     _Switch.quiet = quiet
+    _Switch.json_on_stdout = json_on_stdout
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print while a verb runs, such as streamed text: on stdout unless JSON goes there."""
+    if not _Switch.quiet:
+        print(text, end=end, flush=True, file=sys.stderr if _Switch.json_on_stdout else sys.stdout)
 
 
 def _disabled() -> bool | None:

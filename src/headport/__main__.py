@@ -1,0 +1,7 @@
+"""`python -m headport`."""
+
+import sys
+
+from headport.cli import main
+
+sys.exit(main())

@@ -1,0 +1,118 @@
+"""The command line: one table of verbs, used by help and dispatch alike."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headport import __version__
+from headport.bundle import write_text
+from headport.command import Outcome, add_arguments, options_from_namespace
+from headport.errors import HeadportError
+from headport.progress import set_quiet
+
+__all__ = ["main"]
+
+# verb → (module, one sentence); a verb's module is imported only when it is called, because
+# rooms need packages that a runtime-only installation does not have.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "export": ("headport.export.command", "Export a checkpoint to a portable bundle."),
+    "quantize": ("headport.quantize.command", "Quantise the head of a portable bundle."),
+    "lower": ("headport.lowering.command", "Lower a portable bundle to one target."),
+    "build": ("headport.build", "Run the stages of a recipe: export, quantise, lower."),
+    "validate": ("headport.validate.command", "Compare a bundle with its PyTorch reference."),
+    "generate": ("headport.runtime.command", "Generate text from a bundle, streaming."),
+    "inspect": ("headport.inspection", "Say what a bundle is and whether it is intact."),
+    "doctor": ("headport.doctor", "Check the installation of this machine."),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; returns 0 passed, 1 a gate or parity failed, 2 wrong use."""
+    arguments = sys.argv[1:] if argv is None else argv
+    parser = _parser()
+    if not arguments:
+        parser.print_help()
+        return 2
+    verb = next((a for a in arguments if a in COMMANDS), None)
+    try:
+        if verb is not None:
+            module = importlib.import_module(COMMANDS[verb][0])
+            _add_verb(parser, verb, module)
+        found = parser.parse_args(arguments)
+        set_quiet(found.quiet, json_on_stdout=found.json == "-")
+        outcome = module.run(options_from_namespace(module.Options, found))
+        _deliver(outcome, found)
+        return int(outcome.exit_code)
+    except HeadportError as error:
+        print(f"headport: {error}", file=sys.stderr)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        return _missing_package(error, verb)
+    except KeyboardInterrupt:
+        print("headport: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print("headport: no space left on the device; nothing was written", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    verbs = "\n".join(f"  {verb:<10} {text}" for verb, (_, text) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="headport",
+        description="Language-model heads: exported, quantised, run, and proved.",
+        epilog=f"verbs:\n{verbs}\n\n`headport VERB --help` lists a verb's options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"headport {__version__}")
+    parser.set_defaults(quiet=False, json=None)
+    if not parser._subparsers:
+        parser.usage = "headport [--version] VERB [options]"
+    return parser
+
+
+def _add_verb(parser: argparse.ArgumentParser, verb: str, module: Any) -> None:
+    parser.usage = None
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    child = verbs.add_parser(verb, description=module.SUMMARY, allow_abbrev=False)
+    add_arguments(child, module.Options)
+    child.add_argument("--quiet", action="store_true", help="no progress, no text on stdout")
+    child.add_argument("--json", metavar="FILE", help="write the result as JSON (- for stdout)")
+
+
+def _deliver(outcome: Outcome, found: argparse.Namespace) -> None:
+    if found.json is not None:
+        document = msgspec.json.format(msgspec.json.encode(outcome.document), indent=2).decode()
+        if found.json == "-":
+            print(document)
+        else:
+            write_text({Path(found.json): document + "\n"}, force=True)
+    if found.json != "-" and not found.quiet and outcome.text:
+        print(outcome.text)
+
+
+def _missing_package(error: ModuleNotFoundError, verb: str | None) -> int:
+    name = (error.name or "").split(".")[0]
+    if name in ("", "headport"):
+        raise error
+    extra = "cpu" if name in ("onnxruntime", "tokenizers", "jinja2") else "export"
+    print(
+        f"headport: {verb} needs the package {name!r}, which is not installed; "
+        f"pip install 'headport[{extra}]'",
+        file=sys.stderr,
+    )
+    return 2
