@@ -59,14 +59,14 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("headport: interrupted; nothing was written", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of our stdout has gone, as in `headport … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         print("headport: no space left on the device; nothing was written", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _parser() -> argparse.ArgumentParser:
