@@ -18,7 +18,16 @@ import msgspec
 from headport.errors import BundleError, OutputError
 from headport.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
 
-__all__ = ["MANIFEST", "Bundle", "Draft", "copy_files", "draft_bundle", "file_entry", "write_text"]
+__all__ = [
+    "MANIFEST",
+    "Bundle",
+    "Draft",
+    "check_output",
+    "copy_files",
+    "draft_bundle",
+    "file_entry",
+    "write_text",
+]
 
 MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 22
@@ -163,6 +172,20 @@ def _with_files(folder: Path, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, files=dict(zip(names, entries, strict=True)))
 
 
+def check_output(output: str | Path, *, force: bool) -> None:
+    """Refuse an output that exists, or that `force` must not replace, before any work is done.
+
+    Raises:
+        OutputError: If `output` exists and `force` is False, or it is not a bundle.
+    """
+    target = Path(output)
+    if target.exists() or target.is_symlink():
+        if not force:
+            raise OutputError(f"{output} exists; choose another output or pass --force")
+        if target.is_symlink() or not (target / MANIFEST).is_file():
+            raise OutputError(f"{output} is not a bundle, so --force does not replace it")
+
+
 @contextmanager
 def draft_bundle(output: str | Path, *, force: bool) -> Iterator[Draft]:
     """Open a draft beside `output`; whatever happens, a draft that was not committed disappears.
@@ -171,12 +194,8 @@ def draft_bundle(output: str | Path, *, force: bool) -> Iterator[Draft]:
         OutputError: If `output` exists and `force` is False, if `force` would replace something
             that is not a bundle, or if the disk is full or not writable.
     """
+    check_output(output, force=force)
     target = Path(output).absolute()
-    if target.exists() or target.is_symlink():
-        if not force:
-            raise OutputError(f"{output} exists; choose another output or pass --force")
-        if not (target / MANIFEST).is_file():
-            raise OutputError(f"{output} is not a bundle, so --force does not replace it")
     draft: Draft | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,165 @@
+"""`headport doctor`: does this machine have what headport needs, and is it in order?"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headport import __version__
+from headport.command import OptionRecord, Outcome
+from headport.errors import UsageError
+from headport.session import available_providers
+
+__all__ = ["SUMMARY", "Check", "Diagnosis", "Options", "diagnose", "run"]
+
+SUMMARY = "Check the installation of this machine."
+
+_PACKAGES = (
+    *("numpy", "onnxruntime", "onnxruntime-gpu", "tokenizers", "torch", "transformers"),
+    *("onnx", "onnx-ir", "onnxscript", "tensorrt", "tensorrt-rtx-cu12"),
+)
+# What decides which INT8 kernel runs, and so both speed and rounding.
+_CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+
+
+class Options(OptionRecord, frozen=True):
+    """`headport doctor` has no options of its own."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing looked at."""
+
+    name: str
+    passed: bool
+    found: str
+    advice: str | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What `doctor` reports."""
+
+    headport: str
+    python: str
+    machine: str
+    cpus: int
+    cpu_features: tuple[str, ...]
+    packages: dict[str, str | None]  # None: not installed
+    providers: tuple[str, ...]  # what the build knows, not what works
+    checks: tuple[Check, ...]
+
+    def __bool__(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def text(self) -> str:
+        """The diagnosis as lines for a terminal."""
+        installed = ", ".join(f"{n} {v}" for n, v in self.packages.items() if v)
+        absent = ", ".join(name for name, version in self.packages.items() if version is None)
+        lines = [
+            f"headport {self.headport}, Python {self.python}, {self.machine}",
+            f"{self.cpus} CPUs; {', '.join(self.cpu_features) or 'no known vector features'}",
+            f"installed: {installed}",
+            f"absent: {absent or 'none'}",
+            f"providers of this ONNX Runtime build: {', '.join(self.providers) or 'none'}",
+        ]
+        for check in self.checks:
+            lines.append(f"[{'ok' if check.passed else 'FAIL'}] {check.name}: {check.found}")
+            if check.advice and not check.passed:
+                lines.append(f"       {check.advice}")
+        return "\n".join(lines)
+
+
+def diagnose() -> Diagnosis:
+    """Look at packages, providers and CPU."""
+    packages = {name: _version(name) for name in _PACKAGES}
+    checks = [_one_onnxruntime(packages), _onnxruntime_library(), _export_packages(packages)]
+    try:
+        providers = available_providers()
+        checks.append(Check(name="onnxruntime loads", passed=True, found=", ".join(providers)))
+    except UsageError as error:
+        providers = ()
+        checks.append(Check(name="onnxruntime loads", passed=False, found=str(error)))
+    return Diagnosis(
+        headport=__version__,
+        python=platform.python_version(),
+        machine=f"{platform.system()} {platform.machine()}",
+        cpus=_usable_cpus(),
+        cpu_features=_cpu_features(),
+        packages=packages,
+        providers=providers,
+        checks=tuple(checks),
+    )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _one_onnxruntime(packages: dict[str, str | None]) -> Check:
+    both = [n for n in ("onnxruntime", "onnxruntime-gpu") if packages[n]]
+    return Check(
+        name="one build of ONNX Runtime",
+        passed=len(both) == 1,
+        found=" and ".join(both) or "none installed",
+        advice="onnxruntime and onnxruntime-gpu share one folder and overwrite each other: "
+        "uninstall both, then install headport[cpu] or headport[gpu]",
+    )
+
+
+def _onnxruntime_library() -> Check:
+    spec = importlib.util.find_spec("onnxruntime")
+    folder = Path(spec.origin).parent / "capi" if spec and spec.origin else None
+    found = sorted(p.name for p in folder.glob("libonnxruntime.so.*")) if folder else []
+    # macOS and Windows name the library otherwise; only leftovers of a second build matter here.
+    return Check(
+        name="one ONNX Runtime library in the package",
+        passed=len(found) <= 1,
+        found=", ".join(found) or "not a Linux wheel, not checked",
+        advice="a second build was installed over the first; "
+        "pip uninstall -y onnxruntime onnxruntime-gpu, then install one of them again",
+    )
+
+
+def _export_packages(packages: dict[str, Any]) -> Check:
+    needed = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+    missing = [name for name in needed if packages[name] is None]
+    # A runtime-only installation is fine, half an export installation is not.
+    half = 0 < len(missing) < len(needed)
+    found = f"missing {', '.join(missing)}" if missing else "complete"
+    if len(missing) == len(needed):
+        found = "not installed (runtime only)"
+    return Check(
+        name="export packages",
+        passed=not half,
+        found=found,
+        advice="pip install 'headport[export]'",
+    )
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_features() -> tuple[str, ...]:
+    file = Path("/proc/cpuinfo")
+    if sys.platform != "linux" or not file.is_file():
+        return ()
+    words = set(file.read_text(encoding="utf-8", errors="replace").split())
+    return tuple(name for name in _CPU_FEATURES if name in words)
+
+
+def run(options: Options) -> Outcome:  # noqa: ARG001 - a verb's signature
+    """Diagnose and print; exit 1 if a check failed."""
+    diagnosis = diagnose()
+    return Outcome(diagnosis.text(), diagnosis, 0 if diagnosis else 1)

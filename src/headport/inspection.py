@@ -1,0 +1,161 @@
+"""`headport inspect`: what a bundle is, how large, where from, and whether it is intact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from headport.bundle import Bundle
+from headport.command import OptionRecord, Outcome, option, positional
+from headport.manifest import Head, License, Manifest, Model, Provenance, Vocabulary
+from headport.selftest import SelftestResult, run_selftest
+
+__all__ = ["SUMMARY", "Description", "Options", "describe", "inspect", "run"]
+
+SUMMARY = "Say what a bundle is and whether it is intact."
+
+
+class Options(OptionRecord, frozen=True):
+    """Options of `headport inspect`."""
+
+    bundle: Annotated[Path, positional("bundle folder")]
+    selftest: Annotated[
+        bool, option("also run the stored self-test on this machine; exit 1 if it fails")
+    ] = False
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What `inspect` reports."""
+
+    bundle: str
+    target: str
+    model: Model
+    vocabulary: Vocabulary
+    heads: dict[str, Head]
+    graph_bytes: dict[str, int]  # bytes of the tensors each graph reads; shared ones count in each
+    tensor_bytes: int  # bytes of the tensors on disk, each once
+    total_bytes: int
+    license: License
+    provenance: Provenance
+    session_options: dict[str, str]
+    checksums: str
+    unlisted_files: tuple[str, ...]
+    selftest: dict[str, Any] | None = None
+
+    def text(self) -> str:
+        """The description as lines for a terminal."""
+        model, vocabulary = self.model, self.vocabulary
+        kept = f", {vocabulary.kept_size} kept" if vocabulary.kept_size else ""
+        rows = [
+            ("bundle", f"{self.bundle} ({_size(self.total_bytes)}, target {self.target})"),
+            (
+                "model",
+                f"{model.architecture}, {model.layers} layers, hidden {model.hidden_size}, "
+                f"context {model.max_context}, {model.dtype}",
+            ),
+            ("vocabulary", f"{vocabulary.size} of {vocabulary.padded_size} rows{kept}"),
+            *((f"head {name}", _head(head)) for name, head in self.heads.items()),
+            *((f"graph {name}", _size(size)) for name, size in self.graph_bytes.items()),
+            ("licence", f"{self.license.id or 'not stated'} ({self.license.source})"),
+            (
+                "checkpoint",
+                f"{self.provenance.checkpoint} ({self.provenance.format}, "
+                f"sha256 {self.provenance.sha256[:16]}…)",
+            ),
+            *(("stage", _stage(stage)) for stage in self.provenance.stages),
+            *(("session", f"{key} = {value}") for key, value in self.session_options.items()),
+            ("checksums", self.checksums),
+            *(("unlisted", f"{name} (not part of the bundle)") for name in self.unlisted_files),
+        ]
+        if self.selftest is not None:
+            rows.append(("self-test", self.selftest["text"]))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def _head(head: Head) -> str:
+    parts = [f"[{head.vocab_size}, hidden] {head.outputs}"]
+    if head.quantization is None:
+        parts.append("not quantised")
+    else:
+        block = f" block {head.quantization.block}" if head.quantization.block else ""
+        activations = f", activations {head.quantization.activations}"
+        parts.append(head.quantization.format + block + activations)
+    parts.append("tied to the embedding" if head.tied else "untied")
+    parts += [f"scale {head.scale:g}"] if head.scale != 1 else []
+    parts += ["bias"] if head.bias else []
+    parts += [f"softcap {head.softcap:g}"] if head.softcap else []
+    return ", ".join(parts)
+
+
+def _stage(stage: Any) -> str:
+    given = ", ".join(f"{key}={value}" for key, value in stage.options.items())
+    return f"{stage.stage} ({given})"
+
+
+def _graph_bytes(manifest: Manifest) -> dict[str, int]:
+    found = dict.fromkeys(manifest.graphs, 0)
+    for tensor in manifest.tensors:
+        for graph in {consumer.split(":", 1)[0] for consumer in tensor.consumers}:
+            found[graph] += tensor.length
+    return found
+
+
+def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Description:
+    """Describe an opened, and so verified, bundle."""
+    manifest = bundle.manifest
+    return Description(
+        bundle=bundle.path.name,
+        target=manifest.target,
+        model=manifest.model,
+        vocabulary=manifest.vocabulary,
+        heads=manifest.heads,
+        graph_bytes=_graph_bytes(manifest),
+        tensor_bytes=sum(tensor.length for tensor in manifest.tensors),
+        total_bytes=sum(entry.bytes for entry in manifest.files.values()),
+        license=manifest.license,
+        provenance=manifest.provenance,
+        session_options=manifest.session_options,
+        checksums=f"{len(manifest.files)} files verified",
+        unlisted_files=tuple(bundle.unlisted_files()),
+        selftest=None if selftest is None else _selftest(selftest),
+    )
+
+
+def _selftest(result: SelftestResult) -> dict[str, Any]:
+    heads = ", ".join(f"{name} {error:.2e}" for name, error in result.logits_error.items())
+    accepted = result.tolerance
+    return {
+        "passed": bool(result),
+        "hidden_states_error": result.hidden_states_error,
+        "logits_error": result.logits_error,
+        "tolerance": accepted,
+        "text": (
+            f"{'passed' if result else 'FAILED'}: hidden states max |Δ| "
+            f"{result.hidden_states_error:.2e} (accepted {accepted.hidden_states:.2e}), "
+            f"logits max |Δ| {heads} (accepted {accepted.logits:.2e})"
+        ),
+    }
+
+
+def inspect(options: Options) -> tuple[Description, bool]:
+    """Open, verify and describe a bundle; the flag says whether a requested self-test passed.
+
+    Raises:
+        BundleError: If the bundle is damaged, naming every fault.
+    """
+    bundle = Bundle.open(options.bundle)
+    result = run_selftest(bundle) if options.selftest else None
+    return describe(bundle, result), result is None or bool(result)
+
+
+def run(options: Options) -> Outcome:
+    """Inspect and print."""
+    description, passed = inspect(options)
+    return Outcome(description.text(), description, 0 if passed else 1)
