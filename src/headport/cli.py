@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments:
         parser.print_help()
         return 2
-    verb = next((a for a in arguments if a in COMMANDS), None)
+    verb = next((a for a in arguments if not a.startswith("-")), None)
+    if verb is not None and verb not in COMMANDS:
+        parser.error(f"unknown verb {verb!r}; verbs are {', '.join(COMMANDS)}")
     try:
         if verb is not None:
             module = importlib.import_module(COMMANDS[verb][0])
@@ -80,8 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"headport {__version__}")
     parser.set_defaults(quiet=False, json=None)
-    if not parser._subparsers:
-        parser.usage = "headport [--version] VERB [options]"
+    parser.usage = "headport [--version] VERB [options]"
     return parser
 
 

@@ -97,7 +97,7 @@ def record_from_mapping(record: type[Any], values: dict[str, Any], where: str) -
 
 
 def _decode_path(kind: type, value: Any) -> Any:
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise NotImplementedError(f"no conversion from {type(value).__name__} to {kind.__name__}")
 
