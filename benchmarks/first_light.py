@@ -71,6 +71,7 @@ def _bundle(row: Row, exported: Path, folder: Path) -> Path:
 def _decode_error(model: str, bundle: Path, text: Path) -> float:
     """Max |Δlogit| of one-by-one decode behind a long past, teacher-forced, against PyTorch."""
     import torch
+
     from headport.export.checkpoint import find_checkpoint, load_model, load_tokenizer
 
     checkpoint = find_checkpoint(model)
@@ -92,7 +93,7 @@ def _decode_error(model: str, bundle: Path, text: Path) -> float:
     return worst
 
 
-def _validate(row: Row, model: str, bundle: Path, files: list[Path], folder: Path) -> Any:
+def _validate(model: str, bundle: Path, files: list[Path], folder: Path) -> Any:
     report = folder / f"{bundle.name}.json"
     run = run_measured(
         *("validate", str(bundle), "--reference", model, "--text", *map(str, files)),
@@ -119,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = []
     for row in ROWS:
         bundle = _bundle(row, folder / f"{row.checkpoint}", folder)
-        report = _validate(row, models[row.checkpoint], bundle, files, folder)
+        report = _validate(models[row.checkpoint], bundle, files, folder)
         decode = _decode_error(models[row.checkpoint], bundle, long_text)
         size = sum(t.length for t in Bundle.open(bundle, verify=False).manifest.tensors)
         found.append(
