@@ -20,8 +20,10 @@ from headport.manifest import FileEntry, Manifest, decode_manifest, encode_manif
 
 __all__ = [
     "MANIFEST",
+    "SELFTEST_FILE",
     "Bundle",
     "Draft",
+    "carried_files",
     "check_output",
     "copy_files",
     "draft_bundle",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
+SELFTEST_FILE = "selftest.safetensors"
 _CHUNK_BYTES = 1 << 22
 
 
@@ -212,6 +215,13 @@ def draft_bundle(output: str | Path, *, force: bool) -> Iterator[Draft]:
     finally:
         if draft is not None:
             shutil.rmtree(draft.path, ignore_errors=True)
+
+
+def carried_files(manifest: Manifest) -> list[str]:
+    """Files that a stage hands on as they are: all but graphs, their tensors and the self-test."""
+    made = {graph.file for graph in manifest.graphs.values()}
+    made |= {tensor.file for tensor in manifest.tensors} | {SELFTEST_FILE}
+    return [name for name in manifest.files if name not in made]
 
 
 def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headport.bundle import Bundle
+from headport.bundle import SELFTEST_FILE, Bundle
 from headport.errors import BundleError
 from headport.manifest import Manifest, SelftestTolerance
 from headport.runner import HeadOutput, Runner, open_runner
@@ -22,7 +22,6 @@ from headport.session import SessionSettings
 
 __all__ = ["SELFTEST_FILE", "SelftestResult", "run_selftest", "write_selftest"]
 
-SELFTEST_FILE = "selftest.safetensors"
 _HEAD_ROWS = 6
 _PROMPT_LENGTHS = (9, 4)
 # Relative to the largest magnitude. fp32 arithmetic on another CPU moves results by about 1e-6,
