@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import onnx_ir as ir
 
-from headport.bundle import Bundle
+from headport.bundle import Bundle, carried_files, copy_files
 from headport.errors import BundleError
-from headport.manifest import Graph, Port, Tensor
+from headport.manifest import Graph, Manifest, Port, Tensor
 
-__all__ = ["INLINE_BYTES", "graph_entry", "load_graphs", "write_graphs"]
+__all__ = ["INLINE_BYTES", "graph_entry", "load_graphs", "rewrite_bundle", "write_graphs"]
 
-INLINE_BYTES = 1024  # smaller tensors stay inside the .onnx file
+INLINE_BYTES = 1024  # smaller vectors and scalars stay inside the .onnx file
 _PAGE_BYTES = 4096  # ONNX Runtime maps external data page-wise; large tensors start on a page
+_CACHE_LINE_BYTES = 64
 
 
 def load_graphs(bundle: Bundle) -> dict[str, ir.Model]:
@@ -30,9 +32,10 @@ def write_graphs(
 ) -> tuple[Tensor, ...]:
     """Write graphs and their tensors into an empty bundle folder.
 
-    Equal tensors (same bytes, dtype and shape) are stored once, also across graphs; tensors that
-    more than one graph reads lie in `data/shared.bin`, the others in `data/<graph>.bin`. Tensors
-    are written one at a time. The models' initialisers point to the written files afterwards.
+    Matrices, and whatever else is at least `INLINE_BYTES` long, go to `data/`: tensors that more
+    than one graph reads to `data/shared.bin`, the others to `data/<graph>.bin`. Equal tensors
+    (same bytes, dtype and shape) are stored once, also across graphs. Tensors are written one at
+    a time. The models' initialisers point to the written files afterwards, until those move.
 
     Args:
         models: Graph name → model.
@@ -41,61 +44,94 @@ def write_graphs(
 
     Returns:
         The tensor ledger.
+
+    Raises:
+        BundleError: If an initialiser has no value.
     """
-    owners: dict[tuple[str, str, tuple[int, ...]], list[tuple[str, ir.Value]]] = {}
+    uses: dict[_Key, list[tuple[str, ir.Value]]] = {}
     for graph_name, model in models.items():
-        for value in model.graph.initializers.values():
+        for value in _initializers(model):
             tensor = value.const_value
             if tensor is None:
                 raise BundleError(f"{graph_name}: initialiser {value.name} has no value")
-            if tensor.nbytes >= INLINE_BYTES:
-                shape = tuple(tensor.shape.numpy())
-                key = (hashlib.sha256(_bytes(tensor)).hexdigest(), tensor.dtype.name, shape)
-                owners.setdefault(key, []).append((graph_name, value))
+            if _lies_outside(tensor):
+                uses.setdefault(_key(tensor), []).append((graph_name, value))
+            elif isinstance(tensor, ir.ExternalTensor):  # its file stays behind
+                value.const_value = ir.Tensor(tensor.numpy().copy(), tensor.dtype, name=tensor.name)
     (folder / "data").mkdir()
-    offsets: dict[str, int] = {}
-    ledger = []
-    for (sha256, dtype, shape), uses in owners.items():
-        graph_names = {graph for graph, _ in uses}
-        stem = "shared" if len(graph_names) > 1 else next(iter(graph_names))
-        location = f"data/{stem}.bin"
-        tensor = uses[0][1].const_value
-        assert tensor is not None
-        align = _PAGE_BYTES if tensor.nbytes >= _PAGE_BYTES else 64
-        offset = -(-offsets.get(location, 0) // align) * align
-        with (folder / location).open("ab") as stream:
-            stream.write(b"\0" * (offset - stream.tell()))
-            length = stream.write(_bytes(tensor))
-        offsets[location] = offset + length
-        for _, value in uses:
-            value.const_value = ir.ExternalTensor(
-                location,
-                offset,
-                length,
-                tensor.dtype,
-                shape=ir.Shape(shape),
-                name=value.name or "",
-                base_dir=folder,
-            )
-        ledger.append(
-            Tensor(
-                name=uses[0][1].name or "",
-                sha256=sha256,
-                dtype=dtype.lower(),
-                shape=shape,
-                file=location,
-                offset=offset,
-                length=length,
-                consumers=tuple(f"{graph}:{value.name}" for graph, value in uses),
-            )
-        )
+    ledger = tuple(_store(key, readers, folder) for key, readers in uses.items())
     for name, model in models.items():
         ir.save(model, folder / files[name])
-    return tuple(ledger)
+    return ledger
 
 
-def _bytes(tensor: ir.TensorProtocol) -> bytes:
-    return tensor.tobytes()
+def _initializers(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in model.graphs():
+        yield from graph.initializers.values()
+
+
+def _lies_outside(tensor: ir.TensorProtocol) -> bool:
+    return tensor.nbytes >= INLINE_BYTES or (tensor.nbytes > 0 and len(tensor.shape) >= 2)
+
+
+_Key = tuple[str, str, tuple[int, ...]]  # sha256, dtype, shape
+
+
+def _key(tensor: ir.TensorProtocol) -> _Key:
+    digest = hashlib.sha256(tensor.tobytes()).hexdigest()
+    return digest, tensor.dtype.name, tuple(tensor.shape.numpy())
+
+
+def _store(key: _Key, readers: list[tuple[str, ir.Value]], folder: Path) -> Tensor:
+    sha256, dtype, shape = key
+    graph_names = {graph for graph, _ in readers}
+    location = f"data/{'shared' if len(graph_names) > 1 else graph_names.pop()}.bin"
+    tensor = readers[0][1].const_value
+    assert tensor is not None
+    align = _PAGE_BYTES if tensor.nbytes >= _PAGE_BYTES else _CACHE_LINE_BYTES
+    with (folder / location).open("ab") as stream:
+        stream.write(b"\0" * (-stream.tell() % align))
+        offset = stream.tell()
+        length = stream.write(tensor.tobytes())
+    for _, value in readers:
+        value.const_value = ir.ExternalTensor(
+            location,
+            offset,
+            length,
+            tensor.dtype,
+            shape=ir.Shape(shape),
+            name=value.name or "",
+            base_dir=folder,
+        )
+    return Tensor(
+        name=readers[0][1].name or "",
+        sha256=sha256,
+        dtype=dtype.lower(),
+        shape=shape,
+        file=location,
+        offset=offset,
+        length=length,
+        consumers=tuple(f"{graph}:{value.name}" for graph, value in readers),
+    )
+
+
+def rewrite_bundle(bundle: Bundle, models: Mapping[str, ir.Model], folder: Path) -> Manifest:
+    """Write a bundle's changed graphs, and all it carries beside them, into a draft's folder.
+
+    Args:
+        bundle: Where the graphs came from.
+        models: Every graph of the bundle, by name.
+        folder: The draft's empty folder.
+
+    Returns:
+        The bundle's manifest with the new graphs and ledger, and without self-test and files.
+    """
+    old = bundle.manifest
+    assert models.keys() == old.graphs.keys()
+    ledger = write_graphs(models, {name: g.file for name, g in old.graphs.items()}, folder)
+    copy_files(bundle.path, carried_files(old), folder)
+    graphs = {name: graph_entry(models[name], g.file, g.role) for name, g in old.graphs.items()}
+    return msgspec.structs.replace(old, graphs=graphs, tensors=ledger, selftest=None, files={})
 
 
 def graph_entry(model: ir.Model, file: str, role: str) -> Graph:
