@@ -1,0 +1,260 @@
+"""Drift statistics: reference logits and candidate logits in, figures per position and summed out.
+
+Notation, per position: z reference logits [V], c candidate logits [V], y the token that follows,
+p = softmax(z), q = softmax(c). Every row is computed alone, so no figure depends on batching.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.errors import NonFiniteError
+
+__all__ = ["TOP_K", "Drift", "RowScores", "score_rows", "summarize", "top_ids"]
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+TOP_K = (1, 5, 10)
+_BLOCK_ELEMENTS = 1 << 18  # logits per block: small enough that the temporaries stay in cache
+_GROUPED_ABOVE = 1024  # vocabulary size from which a threshold is found before sorting
+_GROUP = 32
+# Largest |c − z| for which the series below is used; beyond it a row is computed in float64.
+_SERIES_LIMIT = 0.5
+# (exp(e) − 1 − e) / e² = Σ eᵏ / (k + 2)!; nine terms leave 7e-8, relative, at |e| = 1.
+_SERIES = tuple(1.0 / math.factorial(k + 2) for k in range(9))
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """Figures of N positions; columns of the agreements follow `TOP_K`."""
+
+    nll_reference: Float64  # [N], nats
+    nll_candidate: Float64  # [N], nats
+    kl: Float64  # [N], KL(p ‖ q), nats
+    max_abs_error: Float64  # [N], max_v |c_v − z_v|, logits
+    agreement: Float64  # [N, 3], |top-k(z) ∩ top-k(c)| / k
+    agreement_tie_adjusted: Float64  # [N, 3]
+
+    def __len__(self) -> int:
+        return len(self.kl)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[RowScores]) -> RowScores:
+        """The positions of several parts, in order; of none, zero positions."""
+        if not parts:
+            none, wide = np.zeros(0), np.zeros((0, len(TOP_K)))
+            return cls(none, none, none, none, wide, wide)
+        return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The figures of a text; None where one has no meaning, such as a rate over no position."""
+
+    top1_agreement: float | None
+    top5_agreement: float | None
+    top10_agreement: float | None
+    top1_agreement_tie_adjusted: float | None
+    top5_agreement_tie_adjusted: float | None
+    top10_agreement_tie_adjusted: float | None
+    perplexity_reference: float | None
+    perplexity_candidate: float | None
+    perplexity_ratio: float | None  # candidate / reference
+    bits_per_byte_reference: float | None
+    bits_per_byte_candidate: float | None
+    kl_mean: float | None  # nats
+    kl_p99: float | None  # nats
+    kl_max: float | None  # nats
+    max_abs_logit_error: float | None  # logits
+
+
+def top_ids(logits: Float32, k: int) -> Int64:
+    """Ids of the k largest logits of each row, largest first, ties by lowest id.
+
+    Args:
+        logits: [N, V], without NaN.
+        k: At most V ids are returned.
+
+    Returns:
+        [N, min(k, V)].
+    """
+    rows, vocab_size = logits.shape
+    k = min(k, vocab_size)
+    if vocab_size <= _GROUPED_ABOVE:
+        return np.argsort(-logits, axis=1, kind="stable")[:, :k].astype(np.int64)
+    # The k-th largest of the maxima of disjoint groups is at most the k-th largest logit, so
+    # only the few logits at or above it need sorting.
+    whole = vocab_size - vocab_size % _GROUP
+    maxima = logits[:, :whole].reshape(rows, _GROUP, -1).max(axis=1)
+    if whole < vocab_size:
+        maxima = np.concatenate([maxima, logits[:, whole:]], axis=1)
+    threshold = np.partition(maxima, -k, axis=1)[:, -k]
+    found = np.empty((rows, k), np.int64)
+    for row in range(rows):
+        ids = np.flatnonzero(logits[row] >= threshold[row])  # ascending, which settles ties
+        order = np.argsort(-logits[row, ids], kind="stable")
+        found[row] = ids[order[:k]]
+    return found
+
+
+def score_rows(
+    reference: Float32, candidate: Float32, targets: Int64, near_tie_bound: Float64
+) -> RowScores:
+    """Compare the logits of N positions.
+
+    KL uses c = z + Δ: with m = E_p[Δ] and e = Δ − m,
+    KL(p ‖ q) = log E_p[exp(e)] = log1p(E_p[exp(e) − 1 − e]), because E_p[e] = 0; and
+    logsumexp(c) = logsumexp(z) + m + KL. All terms of the expectation are ≥ 0, so nothing
+    cancels: float32 terms summed in float64 give KL to about 1e-6 *relative*, however small it
+    is, where a difference of two float32 log-sum-exps would carry noise of 1e-7 absolute. NLLs
+    are right to about 1e-7. Rows with max |Δ| > 0.5 are computed in float64 throughout.
+
+    Args:
+        reference: z, [N, V].
+        candidate: c, [N, V].
+        targets: y, [N], in [0, V).
+        near_tie_bound: [N], ≥ 0: reference logits closer than this count as tied.
+
+    Raises:
+        NonFiniteError: If a logit is NaN or infinite; −∞ on both sides is a removed token and
+            allowed.
+    """
+    if reference.shape != candidate.shape:
+        raise ValueError(f"logits of equal shape expected, {reference.shape} {candidate.shape}")
+    step = max(1, _BLOCK_ELEMENTS // reference.shape[1])
+    blocks = [slice(start, start + step) for start in range(0, len(reference), step)]
+    return RowScores.concatenate(
+        [
+            _score_block(reference[block], candidate[block], targets[block], near_tie_bound[block])
+            for block in blocks
+        ]
+    )
+
+
+def _score_block(z: Float32, c: Float32, targets: Int64, bound: Float64) -> RowScores:
+    with np.errstate(invalid="ignore", over="ignore"):  # such rows are computed again below
+        delta = c - z
+        error = np.maximum(delta.max(axis=1), -delta.min(axis=1)).astype(np.float64)
+        nll_z, nll_c, kl = _close_rows(z, delta, targets)
+    for row in np.flatnonzero(~(error <= _SERIES_LIMIT)):  # NaN included
+        nll_z[row], nll_c[row], kl[row], error[row] = _distant_row(z[row], c[row], targets[row])
+    raw, adjusted = _agreement(z, c, bound)
+    return RowScores(nll_z, nll_c, kl, error, raw, adjusted)
+
+
+def _close_rows(z: Float32, delta: Float32, targets: Int64) -> tuple[Float64, Float64, Float64]:
+    """NLL of both sides and KL by the series, for max |Δ| ≤ 0.5."""
+    rows = np.arange(len(z))
+    top = z.max(axis=1)
+    p = z - top[:, None]
+    np.exp(p, out=p)
+    total = p.sum(axis=1, dtype=np.float64)
+    mean = _dot(p, delta) / total
+    # Rounding `mean` here shifts e by some ε; the series drops E_p[e], so KL moves by ε² / 2.
+    e = delta - mean.astype(np.float32)[:, None]
+    series = np.full_like(e, _SERIES[-1])
+    for coefficient in _SERIES[-2::-1]:
+        series *= e
+        series += np.float32(coefficient)
+    e *= e
+    series *= e
+    kl = np.log1p(_dot(p, series) / total)
+    nll_z = top + np.log(total) - z[rows, targets].astype(np.float64)
+    nll_c = nll_z + mean + kl - delta[rows, targets]
+    return nll_z, nll_c, kl
+
+
+def _dot(a: Float32, b: Float32) -> Float64:
+    products: Float32 = np.matmul(a[:, None, :], b[:, :, None])
+    return products[:, 0, 0].astype(np.float64)
+
+
+def _distant_row(z32: Float32, c32: Float32, target: Any) -> tuple[float, float, float, float]:
+    z, c = z32.astype(np.float64), c32.astype(np.float64)
+    kept = ~(np.isneginf(z) & np.isneginf(c))
+    for side, logits in (("reference", z), ("candidate", c)):
+        bad = np.flatnonzero(kept & ~np.isfinite(logits))
+        if len(bad):
+            raise NonFiniteError(
+                f"finite logits expected, the {side} gives {logits[bad[0]]} for token id "
+                f"{bad[0]} ({len(bad)} such logits in one position)"
+            )
+    log_p, log_q = z - _logsumexp(z[kept]), c - _logsumexp(c[kept])
+    kl = float(np.sum(np.exp(log_p[kept]) * (log_p[kept] - log_q[kept])))
+    error = float(np.abs(c[kept] - z[kept]).max())
+    return float(-log_p[target]), float(-log_q[target]), max(kl, 0.0), error
+
+
+def _logsumexp(x: Float64) -> float:
+    top = x.max()
+    return float(top + np.log(np.exp(x - top).sum()))
+
+
+def _agreement(z: Float32, c: Float32, bound: Float64) -> tuple[Float64, Float64]:
+    """Share of the candidate's top-k that lies in the reference's, raw and tie-adjusted.
+
+    Tie-adjusted, a member also counts if its reference logit is at least the reference's k-th
+    logit minus the bound: within it, the order is decided by rounding.
+    """
+    wanted, found = top_ids(z, TOP_K[-1]), top_ids(c, TOP_K[-1])
+    z_wanted = np.take_along_axis(z, wanted, axis=1).astype(np.float64)
+    z_found = np.take_along_axis(z, found, axis=1).astype(np.float64)
+    raw = np.empty((len(z), len(TOP_K)))
+    adjusted = np.empty_like(raw)
+    for column, k in enumerate(TOP_K):
+        best = found[:, :k]  # fewer than k where the vocabulary is smaller
+        inside = (best[:, :, None] == wanted[:, None, :k]).any(axis=2)
+        near = z_found[:, :k] >= (z_wanted[:, best.shape[1] - 1] - bound)[:, None]
+        raw[:, column] = inside.mean(axis=1)
+        adjusted[:, column] = (inside | near).mean(axis=1)
+    return raw, adjusted
+
+
+def summarize(scores: RowScores, scored_bytes: int) -> Drift:
+    """Sum positions up: rates are means, perplexity = exp(ΣNLL / N), each token once.
+
+    bits per byte = ΣNLL / (ln 2 · bytes); kl_p99 is interpolated linearly between ranks.
+
+    Args:
+        scores: Positions of one text or of several.
+        scored_bytes: UTF-8 bytes of the text whose tokens were scored.
+    """
+    if not len(scores):
+        return Drift(**{field.name: None for field in fields(Drift)})
+    total_z, total_c = math.fsum(scores.nll_reference), math.fsum(scores.nll_candidate)
+    count = len(scores)
+    raw = scores.agreement.mean(axis=0)
+    adjusted = scores.agreement_tie_adjusted.mean(axis=0)
+    return Drift(
+        top1_agreement=float(raw[0]),
+        top5_agreement=float(raw[1]),
+        top10_agreement=float(raw[2]),
+        top1_agreement_tie_adjusted=float(adjusted[0]),
+        top5_agreement_tie_adjusted=float(adjusted[1]),
+        top10_agreement_tie_adjusted=float(adjusted[2]),
+        perplexity_reference=_exp(total_z / count),
+        perplexity_candidate=_exp(total_c / count),
+        perplexity_ratio=_exp((total_c - total_z) / count),
+        bits_per_byte_reference=_bits_per_byte(total_z, scored_bytes),
+        bits_per_byte_candidate=_bits_per_byte(total_c, scored_bytes),
+        kl_mean=math.fsum(scores.kl) / count,
+        kl_p99=float(np.quantile(scores.kl, 0.99)),
+        kl_max=float(scores.kl.max()),
+        max_abs_logit_error=float(scores.max_abs_error.max()),
+    )
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 709 else math.inf
+
+
+def _bits_per_byte(nll: float, scored_bytes: int) -> float | None:
+    return nll / math.log(2) / scored_bytes if scored_bytes else None
