@@ -161,12 +161,16 @@ def _present_name(past: str) -> str:
     return past.replace("past_key_values.", "present.", 1)
 
 
-def _check_room(lengths: Int64, new: Int64, capacity: int) -> None:
-    if (lengths + new > capacity).any():
-        row = int(np.argmax(lengths + new))
+def _check_step(cache: Cache, token_ids: Int64, new: Int64) -> None:
+    batch, width = token_ids.shape
+    assert new.shape == cache.lengths.shape == (batch,), "one row of ids and one length per row"
+    assert width >= 1 and new.min(initial=0) >= 0 and new.max(initial=0) <= width
+    after = cache.lengths + new
+    if (after > cache.capacity).any():
+        row = int(np.argmax(after))
         raise PromptError(
-            f"row {row} would hold {int((lengths + new)[row])} tokens, "
-            f"but the context was opened for {capacity}"
+            f"row {row} would hold {int(after[row])} tokens, "
+            f"but the context was opened for {cache.capacity}"
         )
 
 
@@ -196,20 +200,26 @@ class PortableRunner(_SessionRunner):
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _GrowingCache)
-        _check_room(cache.lengths, lengths, cache.capacity)
+        _check_step(cache, token_ids, lengths)
         width = token_ids.shape[1]
         valid = (np.arange(width)[None, :] < lengths[:, None]).astype(np.int64)
-        cache.mask = np.concatenate([cache.mask, valid], axis=1)
+        mask = np.concatenate([cache.mask, valid], axis=1)
         feeds: dict[str, Array] = {
             "input_ids": np.where(valid == 1, token_ids, 0),
-            "attention_mask": cache.mask,
+            "attention_mask": mask,
         }
         feeds |= {p.name: past for p, past in zip(self._past, cache.past, strict=True)}
         found = self._backbone.run(feeds)
         self.runs += 1
+        # Only after the run, so that a run that failed leaves the cache as it was.
         cache.past = [found[name] for name in self._present]
-        cache.lengths = cache.lengths + lengths
+        cache.mask, cache.lengths = mask, cache.lengths + lengths
         return found["hidden_states"].astype(np.float32, copy=False)
+
+
+# The operator wants room for a chunk's padding behind every row, also behind a full one. With this
+# many slots more than tokens, a chunk never has to be cut narrower than that.
+_SPARE_SLOTS = 64
 
 
 class _FixedCache:
@@ -221,9 +231,13 @@ class _FixedCache:
         self.buffers = buffers
         self.seqlens_k = np.zeros(batch_size, np.int32)
         self.query_seqlens = np.zeros(batch_size, np.int32)
-        self.slots = capacity + 1
+        self.slots = _slots(capacity)
         self.total_sequence_length = np.array(self.slots, np.int32)
         self.bindings: dict[int, tuple[Binding, Int64, Array]] = {}  # by T
+
+
+def _slots(capacity: int) -> int:
+    return capacity + min(capacity, _SPARE_SLOTS)
 
 
 class InPlaceRunner(_SessionRunner):
@@ -234,9 +248,10 @@ class InPlaceRunner(_SessionRunner):
     """
 
     def new_cache(self, batch_size: int, capacity: int) -> _FixedCache:
+        slots = _slots(capacity)
         buffers = {
             p.name: np.zeros(
-                self._cache_shape(p.shape, batch_size, capacity + 1), self._backbone.dtype(p.name)
+                self._cache_shape(p.shape, batch_size, slots), self._backbone.dtype(p.name)
             )
             for p in self._past
         }
@@ -244,12 +259,10 @@ class InPlaceRunner(_SessionRunner):
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _FixedCache)
-        _check_room(cache.lengths, lengths, cache.capacity)
+        _check_step(cache, token_ids, lengths)
         width, start = token_ids.shape[1], 0
         parts: list[Float32] = []
-        # The operator wants room for a chunk's padding too, so a chunk is cut where a long row
-        # would leave none; one spare slot keeps every cut at least one token wide.
-        while start < width or not parts:
+        while start < width:
             room = cache.slots - int(cache.lengths.max(initial=0))
             stop = min(width, start + room)
             new = np.clip(lengths - start, 0, stop - start)
@@ -262,12 +275,13 @@ class InPlaceRunner(_SessionRunner):
         binding, ids, hidden = cache.bindings.get(width) or self._bind(cache, width)
         valid = np.arange(width)[None, :] < new[:, None]
         np.copyto(ids, np.where(valid, token_ids, 0))
-        cache.lengths = cache.lengths + new
+        after = cache.lengths + new
         cache.query_seqlens[:] = new
-        # An idle row must still name a token; its cache is untouched because it has no query.
-        cache.seqlens_k[:] = np.maximum(cache.lengths, 1) - 1
-        binding.run_in_place()
+        # A row that holds nothing must still name a token; without a query nothing is written.
+        cache.seqlens_k[:] = np.maximum(after, 1) - 1
+        binding.run()
         self.runs += 1
+        cache.lengths = after
         return hidden.astype(np.float32, copy=True)
 
     def _bind(self, cache: _FixedCache, width: int) -> tuple[Binding, Int64, Array]:

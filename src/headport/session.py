@@ -26,9 +26,8 @@ Array = npt.NDArray[Any]
 class SessionSettings:
     """What the caller may choose about a session; none of it may change an answer."""
 
-    threads: int = 0  # intra-op threads; 0 = one per physical core, as ONNX Runtime chooses
+    threads: int = 0  # intra-op threads; 0 = as many as this process may use CPUs
     provider: str = "CPUExecutionProvider"
-    memory_map: bool = True
 
 
 def _onnxruntime() -> Any:
@@ -90,39 +89,47 @@ class Session:
 
 
 class Binding:
-    """Fixed buffers for one session. A buffer bound as input and output is updated in place."""
+    """Fixed buffers for one session. A buffer bound as input and output is updated in place.
+
+    Binding costs time for each buffer; a run costs none for buffers that stay as they are.
+    """
 
     def __init__(self, inner: Any, ort: Any) -> None:
         self._inner = inner
         self._ort = ort
         self._binding = inner.io_binding()
-        self._values: dict[int, Any] = {}
+        # By address, so that a buffer bound twice is one value; the array is kept with it, because
+        # an address is only unique among living objects and ONNX Runtime does not own the memory.
+        self._values: dict[int, tuple[Any, Array]] = {}
 
     def _value(self, buffer: Array) -> Any:
-        # On CPU an OrtValue made from an array uses the array's own memory.
+        # On CPU an OrtValue made from an array uses the array's own memory, but only if the array
+        # is contiguous: otherwise it is a copy, and writes on either side would go unseen.
+        if not (buffer.flags.c_contiguous and buffer.flags.writeable):
+            raise ValueError("a bound buffer must be C-contiguous and writable")
         key = id(buffer)
         if key not in self._values:
             self._values[key] = (self._ort.OrtValue.ortvalue_from_numpy(buffer), buffer)
         return self._values[key][0]
 
     def input(self, name: str, buffer: Array) -> None:
-        """Bind a C-contiguous array as input; later changes to its contents are seen."""
+        """Bind an array as input; later changes to its contents are seen.
+
+        Raises:
+            ValueError: If the array is not C-contiguous and writable.
+        """
         self._binding.bind_ortvalue_input(name, self._value(buffer))
 
-    def output(self, name: str, buffer: Array | None = None) -> None:
-        """Bind an output to a buffer, or let ONNX Runtime allocate it on each run."""
-        if buffer is None:
-            self._binding.bind_output(name, "cpu")
-        else:
-            self._binding.bind_ortvalue_output(name, self._value(buffer))
+    def output(self, name: str, buffer: Array) -> None:
+        """Bind an array as output.
 
-    def run(self) -> list[Array]:
-        """Run; returns the outputs in the order they were bound."""
-        self._inner.run_with_iobinding(self._binding)
-        return [value.numpy() for value in self._binding.get_outputs()]
+        Raises:
+            ValueError: If the array is not C-contiguous and writable.
+        """
+        self._binding.bind_ortvalue_output(name, self._value(buffer))
 
-    def run_in_place(self) -> None:
-        """Run without fetching any output."""
+    def run(self) -> None:
+        """Run on the bound buffers; nothing is fetched or copied."""
         self._inner.run_with_iobinding(self._binding)
 
 
@@ -162,7 +169,7 @@ def open_session(
     chosen = settings or SessionSettings()
     session_options = ort.SessionOptions()
     session_options.log_severity_level = 3
-    session_options.intra_op_num_threads = chosen.threads or (_physical_cores() or 0)
+    session_options.intra_op_num_threads = chosen.threads or _usable_cpus()
     session_options.inter_op_num_threads = 1
     session_options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     for key, value in options.items():
@@ -185,8 +192,23 @@ def open_session(
     return Session(inner, ort)
 
 
-def _physical_cores() -> int | None:
-    # Containers often allow fewer CPUs than the machine has; spinning threads beyond them hurt.
+def _usable_cpus() -> int:
+    # Containers often allow fewer CPUs than the machine has, by affinity or by a quota of the
+    # control group; spinning threads beyond them hurt.
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    return max(1, min(allowed, _cpu_quota(_CGROUP_QUOTA) or allowed))
+
+
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def _cpu_quota(file: Path) -> int | None:
+    # "200000 100000": microseconds of CPU time in each period of microseconds; "max" is no quota.
+    try:
+        quota, period = file.read_text(encoding="ascii").split()
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
