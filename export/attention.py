@@ -1,0 +1,222 @@
+"""One attention function for every architecture, emitted as a call of `CachedAttention`.
+
+transformers lets a caller register an attention function and a mask function under one name. Ours
+turn each layer's attention into a single symbolic operator; the mask function returns a marker
+instead of a tensor, which carries the layer's window through the model. The KV cache handed to the
+model returns full-length keys and values, so that shape arithmetic in model code is right, and
+remembers the new ones, which is what the operator takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from headport.errors import ExportError
+from headport.export.functions import DOMAIN, attention_name
+
+__all__ = ["MaskSpec", "TracedCache", "one_attention"]
+
+_IMPLEMENTATION = "headport"
+
+
+class MaskSpec:
+    """What a layer may attend to; travels through the model in place of a mask tensor.
+
+    `window` counts positions, the token itself included; 0 means no window.
+    """
+
+    ndim = 2  # some models look at it before they pass the mask on
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+
+    def to(self, *_args: Any, **_kwargs: Any) -> MaskSpec:
+        """Return itself: models move and cast masks."""
+        return self
+
+
+class TracedCache(Cache):
+    """A KV cache whose past are graph inputs and whose presents are the operator's outputs.
+
+    Args:
+        past_keys: Per layer, [B, KV, P, D].
+        past_values: Per layer, [B, KV, P, Dv].
+        attention_mask: [B, P + T] int64, 1 where a slot holds a token.
+    """
+
+    def __init__(
+        self,
+        past_keys: Sequence[torch.Tensor],
+        past_values: Sequence[torch.Tensor],
+        attention_mask: torch.Tensor,
+    ) -> None:
+        self.past_keys = list(past_keys)
+        self.past_values = list(past_values)
+        self.attention_mask = attention_mask
+        self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # layer, new key, new value, and the full-length ones handed to the model
+        self.pending: tuple[int, *tuple[torch.Tensor, ...]] | None = None
+        self.layers = []
+        self.layer_class_to_replicate = None
+        self.offloading = False
+
+    def update(  # type: ignore[override]
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if layer_idx in self.present or layer_idx >= len(self.past_keys):
+            raise ExportError(f"attention layer {layer_idx} was reached twice or is not declared")
+        full_key = torch.cat([self.past_keys[layer_idx], key], 2)
+        full_value = torch.cat([self.past_values[layer_idx], value], 2)
+        self.pending = (layer_idx, key, value, full_key, full_value)
+        return full_key, full_value
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return self.past_keys[0].shape[2]
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        return self.past_keys[0].shape[2]
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[Any, int]:
+        return self.past_keys[0].shape[2] + query_length, 0
+
+    def __len__(self) -> int:
+        return len(self.past_keys)
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        # The marker carries each layer's window; the cache itself never drops a token.
+        return [False] * len(self)
+
+    is_linear = is_sliding
+    is_dummy = is_sliding
+
+
+_active: ContextVar[TracedCache | None] = ContextVar("traced_cache", default=None)
+
+
+@contextmanager
+def one_attention(model: PreTrainedModel) -> Iterator[ContextVar[TracedCache | None]]:
+    """Route all attention of a model through `CachedAttention` while the context lasts.
+
+    The caller sets the yielded variable to the cache of the forward pass that is traced.
+    """
+    AttentionInterface.register(_IMPLEMENTATION, _attention)
+    AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
+    # `set_attn_implementation` only warns for models that do not support an implementation; the
+    # number of operators in the graph is counted instead.
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    found = [(c, c._attn_implementation) for c in configs.values()]
+    token = _active.set(None)
+    try:
+        for config, _ in found:
+            config._attn_implementation = _IMPLEMENTATION
+        yield _active
+    finally:
+        for config, implementation in found:
+            config._attn_implementation = implementation
+        _active.reset(token)
+
+
+def _mask(mask_function: Any = None, use_vmap: bool = False, **_kwargs: Any) -> MaskSpec:
+    if use_vmap:
+        raise ExportError(
+            "the model combines its causal mask with a custom mask function, "
+            "which the exported attention cannot express"
+        )
+    return MaskSpec(_window(mask_function))
+
+
+def _window(mask_function: Any) -> int:
+    # The mask function itself says what it does; the other arguments are hints, and a chunked
+    # mask passes the same hint as a sliding one.
+    parts = [mask_function]
+    if mask_function.__qualname__ == "and_masks.<locals>.and_mask":
+        parts = list(inspect.getclosurevars(mask_function).nonlocals["mask_functions"])
+    windows = []
+    for part in parts:
+        if part.__qualname__ == "sliding_window_overlay.<locals>.inner_mask":
+            windows.append(int(inspect.getclosurevars(part).nonlocals["sliding_window"]))
+        elif part.__qualname__ != "causal_mask_function":
+            raise ExportError(
+                "a causal mask with or without a sliding window was expected, "
+                f"the model builds {part.__qualname__.split('.')[0]}"
+            )
+    if len(parts) - len(windows) != 1 or any(window < 1 for window in windows):
+        raise ExportError(f"one causal mask and windows of at least 1 were expected: {windows}")
+    return min(windows, default=0)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    # query [B, Hq, T, D]; key, value [B, KV, P + T, D]; returns [B, T, Hq, Dv]
+    kind, cache = type(module).__name__, _active.get()
+    pending = cache.pending if cache is not None else None
+    if cache is None or pending is None:
+        raise ExportError(f"{kind}: attention without a KV cache (encoder or cross-attention)")
+    cache.pending = None
+    layer, new_key, new_value, full_key, full_value = pending
+    if key is not full_key or value is not full_value:
+        raise ExportError(f"{kind}: keys or values change after they enter the KV cache")
+    if not isinstance(attention_mask, MaskSpec):
+        raise ExportError(f"{kind}: the attention mask is not made by the mask interface")
+    if is_causal is False:
+        raise ExportError(f"{kind}: attention that is not causal")
+    odd = sorted(name for name in _UNSUPPORTED if kwargs.get(name) is not None)
+    if odd:
+        raise ExportError(f"{kind}: attention takes {', '.join(odd)}, which is not supported")
+    past_key, past_value = cache.past_keys[layer], cache.past_values[layer]
+    batch, heads, tokens, size = query.shape
+    past = past_key.shape[2]
+    inputs = [query, new_key, new_value, past_key, past_value, cache.attention_mask]
+    if s_aux is not None:
+        inputs.append(s_aux)
+    name = attention_name(
+        sinks=s_aux is not None,
+        slopes=False,
+        softcap=bool(softcap),
+        window=bool(attention_mask.window),
+    )
+    y, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::{name}",
+        inputs,
+        attrs={
+            "scale": float(scaling if scaling is not None else size**-0.5),
+            "window": int(attention_mask.window),
+            "softcap": float(softcap or 0.0),
+        },
+        dtypes=(query.dtype, new_key.dtype, new_value.dtype),
+        shapes=(
+            (batch, tokens, heads, new_value.shape[3]),
+            (batch, new_key.shape[1], past + tokens, new_key.shape[3]),
+            (batch, new_value.shape[1], past + tokens, new_value.shape[3]),
+        ),
+        version=1,
+    )
+    cache.present[layer] = (present_key, present_value)
+    return y, None
+
+
+# Arguments some models pass that change the scores in a way the operator has no input for.
+_UNSUPPORTED = ("position_bias", "head_mask", "cu_seq_lens_q", "indices", "block_mask")

@@ -1,0 +1,221 @@
+"""`headport export`: checkpoint → bundle, done only after parity on the written files."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import onnx_ir as ir
+import torch
+
+from headport.bundle import Bundle, Draft, draft_bundle
+from headport.command import OptionRecord, Outcome, option, positional
+from headport.errors import ExportError
+from headport.export.checkpoint import (
+    Checkpoint,
+    checkpoint_sha256,
+    find_checkpoint,
+    load_model,
+    load_tokenizer,
+)
+from headport.export.companions import (
+    check_tokenizer,
+    generation_defaults,
+    write_companions,
+    write_licence,
+)
+from headport.export.description import (
+    attention_windows,
+    context_length,
+    head_entry,
+    library_versions,
+    model_entry,
+    vocabulary_entry,
+)
+from headport.export.head import HeadTransform, probe_head
+from headport.export.head_graph import build_head
+from headport.export.hygiene import check_constants
+from headport.export.parity import check_parity, plan_parity, reference_logits
+from headport.export.trace import cache_shapes, trace_backbone
+from headport.graphs import graph_entry, write_graphs
+from headport.manifest import SCHEMA_VERSION, Manifest, Provenance, Stage
+from headport.progress import bar
+from headport.selftest import write_selftest
+
+__all__ = ["SUMMARY", "Options", "export", "run"]
+
+SUMMARY = "Export a checkpoint (Hugging Face folder or .gguf file) to a portable bundle."
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+_FILES = {"backbone": "backbone.onnx", "head.lm": "head.lm.onnx"}
+# ONNX Runtime otherwise rounds activations to INT8 where it fuses DequantizeLinear and MatMul.
+_SESSION_OPTIONS = {"session.qdq_matmulnbits_accuracy_level": "0"}
+
+
+class Options(OptionRecord, frozen=True):
+    """Options of `headport export`."""
+
+    model: Annotated[str, positional("Hugging Face folder with safetensors, or a .gguf file")]
+    output: Annotated[Path, option("bundle folder to write", flag="-o", metavar="BUNDLE")]
+    dtype: Annotated[
+        Literal["fp32", "fp16", "bf16"], option("precision of the weights and of the backbone")
+    ] = "fp32"
+    force: Annotated[bool, option("replace an existing bundle")] = False
+
+
+def export(options: Options) -> Bundle:
+    """Export a checkpoint to a portable bundle.
+
+    Raises:
+        CheckpointError: If the checkpoint cannot be read as a causal language model.
+        ExportError: If the model has a feature that cannot be exported faithfully.
+        OutputError: If the output cannot be written.
+        ParityError: If the written files do not answer like the checkpoint.
+    """
+    checkpoint = find_checkpoint(options.model)
+    if options.dtype not in _DTYPES:
+        raise ExportError(
+            "bf16 was asked for, but ONNX Runtime's CPU kernels do not compute in bfloat16, so "
+            "the written files could not be checked on this machine; use fp16 or fp32"
+        )
+    with (
+        draft_bundle(options.output, force=options.force) as draft,
+        bar(7, "export", "step") as steps,
+    ):
+        tokenizer = load_tokenizer(checkpoint)
+        # One load serves the reference and the trace: everything the reference has to say is
+        # taken down before anything of the model is replaced.
+        model = load_model(checkpoint)
+        steps.update()
+        head = probe_head(model)
+        plan = plan_parity(head.weight.shape[0], context_length(model), _window_hint(model))
+        reference = reference_logits(model, plan)
+        steps.update()
+        write_companions(checkpoint, tokenizer, model, draft.path)
+        defaults = generation_defaults(model)
+        shapes = cache_shapes(model)
+        if options.dtype != "fp32":
+            head = _convert(model, head, _DTYPES[options.dtype])
+        backbone = trace_backbone(model, shapes)
+        plan.check_windows(attention_windows(backbone), context_length(model))
+        steps.update()
+        graphs = {"backbone": backbone, "head.lm": build_head(head, "head.lm")}
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            license=write_licence(checkpoint, draft.path),
+            provenance=Provenance(
+                checkpoint=checkpoint.name,
+                format=checkpoint.format,
+                sha256=checkpoint_sha256(checkpoint),
+                stages=(),
+            ),
+            model=model_entry(model, backbone, head, options.dtype),
+            graphs={},
+            heads={"lm": head_entry(head, "head.lm")},
+            tensors=(),
+            vocabulary=vocabulary_entry(head, tokenizer),
+            defaults=defaults,
+            session_options=_SESSION_OPTIONS,
+            target="portable",
+            selftest=None,
+            files={},
+        )
+        manifest = _write(manifest, graphs, draft)
+        parameter_bytes = _parameter_bytes(model, head)
+        # The model's memory is given back before ONNX Runtime takes its own.
+        del model, head, backbone, graphs
+        gc.collect()
+        steps.update()
+        preview = draft.preview(manifest)
+        parity = check_parity(preview, plan, reference)
+        steps.update()
+        texts = check_tokenizer(preview.path, tokenizer)
+        manifest = write_selftest(preview)
+        steps.update()
+        report = {
+            "parity": asdict(parity),
+            "tokenizer_texts": texts,
+            "parameter_bytes": parameter_bytes,
+            "tensor_bytes": sum(tensor.length for tensor in manifest.tensors),
+        }
+        bundle = draft.commit(_with_stage(manifest, options, report))
+        steps.update()
+        return bundle
+
+
+def _window_hint(model: Any) -> tuple[int, ...]:
+    window = getattr(model.config.get_text_config(), "sliding_window", None)
+    return (window,) if isinstance(window, int) else ()
+
+
+def _convert(model: Any, head: HeadTransform, dtype: torch.dtype) -> HeadTransform:
+    """Convert weights in place, keeping tables the model computes for itself in float32."""
+    transient = {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    tied = head.weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
+    assert tied, "the head's weight is the model's own tensor"
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        for name, buffer in model.named_buffers():
+            if name not in transient and buffer.is_floating_point():
+                buffer.data = buffer.data.to(dtype)
+    model.config.dtype = dtype
+    return replace(head, weight=model.get_output_embeddings().weight.detach())
+
+
+def _write(manifest: Manifest, graphs: dict[str, ir.Model], draft: Draft) -> Manifest:
+    for graph in graphs.values():
+        check_constants(graph)
+    tensors = write_graphs(graphs, _FILES, draft.path)
+    entries = {
+        name: graph_entry(graph, _FILES[name], name.split(".")[0]) for name, graph in graphs.items()
+    }
+    return msgspec.structs.replace(manifest, graphs=entries, tensors=tensors)
+
+
+def _parameter_bytes(model: Any, head: HeadTransform) -> int:
+    # Parameters that share storage count once; so do head and embedding of equal values.
+    unique = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
+    embedding = model.get_input_embeddings().weight
+    if head.tied and head.weight.data_ptr() != embedding.data_ptr():
+        unique.pop(head.weight.data_ptr(), None)
+    return sum(unique.values())
+
+
+def _with_stage(manifest: Manifest, options: Options, report: dict[str, Any]) -> Manifest:
+    stage = Stage(
+        stage="export",
+        options={"dtype": options.dtype},
+        versions=library_versions(),
+        report=report,
+    )
+    provenance = msgspec.structs.replace(manifest.provenance, stages=(stage,))
+    return msgspec.structs.replace(manifest, provenance=provenance)
+
+
+def run(options: Options) -> Outcome:
+    """Export and say what was made."""
+    bundle = export(options)
+    manifest = bundle.manifest
+    report = manifest.provenance.stages[-1].report
+    parity, head = report["parity"], manifest.heads["lm"]
+    worst = max(parity["cases"].values())
+    text = "\n".join(
+        [
+            f"{bundle.path.name}: {manifest.model.architecture}, {manifest.model.dtype}, "
+            f"{manifest.model.layers} layers, vocabulary {head.vocab_size}, "
+            f"head {'tied' if head.tied else 'untied'}",
+            f"tensors {report['tensor_bytes'] / 1e6:.1f} MB for "
+            f"{report['parameter_bytes'] / 1e6:.1f} MB of parameters",
+            f"parity with PyTorch: max |Δlogit| {worst:.2g} over {len(parity['cases'])} ways to "
+            f"run it (accepted {parity['limit']:.2g})",
+        ]
+    )
+    return Outcome(text, {"bundle": str(options.output), "manifest": manifest})

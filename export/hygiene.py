@@ -1,0 +1,188 @@
+"""What an exported graph still needs before it is fit to ship: names, dimensions, no leftovers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from headport.errors import ExportError
+from headport.export.functions import ATTENTION, DOMAIN, define_functions
+
+__all__ = [
+    "check_attention",
+    "check_constants",
+    "finish_graph",
+    "name_initializers",
+    "store_transposed",
+]
+
+_FREE = {
+    "input_ids": ("batch", "sequence"),
+    "attention_mask": ("batch", "total_sequence"),
+    "hidden_states": ("batch", "sequence"),
+}
+
+
+def store_transposed(model: ir.Model) -> None:
+    """Replace `Transpose(weight)` by a weight that is transposed when it is written.
+
+    A weight with another use keeps its Transpose, or it would be stored twice.
+    """
+    for node in list(model.graph):
+        value = node.inputs[0] if node.inputs else None
+        if node.op_type != "Transpose" or value is None or value.const_value is None:
+            continue
+        if len(value.uses()) != 1 or value.shape is None or len(value.shape) != 2:
+            continue
+        transposed = _transposed(value)
+        model.graph.register_initializer(transposed)
+        ir.convenience.replace_all_uses_with(node.outputs[0], transposed)
+        model.graph.remove(node, safe=True)
+        assert value.name is not None
+        del model.graph.initializers[value.name]
+
+
+def _transposed(value: ir.Value) -> ir.Value:
+    tensor = value.const_value
+    assert tensor is not None
+
+    def evaluate() -> ir.TensorProtocol:
+        return ir.Tensor(np.ascontiguousarray(tensor.numpy().T), dtype=tensor.dtype)
+
+    name = f"{value.name}.transposed"
+    shape = ir.Shape(tuple(reversed(tensor.shape.numpy())))
+    lazy = ir.LazyTensor(evaluate, dtype=tensor.dtype, shape=shape, name=name, cache=False)
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=lazy)
+
+
+def name_initializers(model: ir.Model, names: Mapping[int, str], prefix: str) -> None:
+    """Give weights the checkpoint's names.
+
+    Args:
+        model: The graph as exported; initialisers hold the model's own tensors.
+        names: Storage address of a parameter → its first name in the model, so that a tied weight
+            has one name whichever module it was traced through.
+        prefix: What the exporter put before each name.
+    """
+    for value in list(model.graph.initializers.values()):
+        raw = getattr(value.const_value, "raw", None)
+        address = raw.data_ptr() if hasattr(raw, "data_ptr") and raw.numel() else None
+        assert value.name is not None
+        name = names.get(address, value.name.removeprefix(prefix)) if address else None
+        if name is None or name == value.name or name in model.graph.initializers:
+            continue
+        del model.graph.initializers[value.name]
+        value.name = name
+        assert value.const_value is not None
+        value.const_value.name = name
+        model.graph.initializers[name] = value
+
+
+def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]]) -> None:
+    """Make an optimised backbone fit to ship.
+
+    Args:
+        model: The backbone; changed in place.
+        cache_dims: Name of each cache port (`past_key_values.N.key`, `present.N.key` …) → its
+            heads and size per head.
+    """
+    graph = model.graph
+    graph.name = "backbone"
+    model.producer_name, model.producer_version = "headport", None
+    _take_batch_from_ids(model)
+    common_passes.CommonSubexpressionEliminationPass()(model)
+    common_passes.RemoveUnusedNodesPass()(model)
+    _name_dimensions(model, cache_dims)
+    define_functions(model)
+    _strip(model)
+
+
+def _take_batch_from_ids(model: ir.Model) -> None:
+    # The exporter reads the batch size off any input; a lowering that replaces caches and masks
+    # must not find other nodes depending on them.
+    graph = model.graph
+    ids = next(value for value in graph.inputs if value.name == "input_ids")
+    for node in graph:
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "Shape" or source is ids or not (source and source.is_graph_input()):
+            continue
+        start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+        end = node.attributes["end"].as_int() if "end" in node.attributes else None
+        if (start, end) == (0, 1):
+            node.replace_input_with(0, ids)
+
+
+def _name_dimensions(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]]) -> None:
+    graph = model.graph
+    renamed: dict[str, str] = {}
+    for value in (*graph.inputs, *graph.outputs):
+        assert value.name is not None and value.shape is not None
+        old = list(value.shape)
+        if value.name in _FREE:
+            new: list[int | str] = [*_FREE[value.name], *(d for d in old[2:] if isinstance(d, int))]
+        else:
+            heads, size = cache_dims[value.name]
+            length = "past_sequence" if value.name.startswith("past") else "total_sequence"
+            new = ["batch", heads, length, size]
+        faults = [(o, n) for o, n in zip(old, new, strict=True) if isinstance(o, int) and o != n]
+        if faults:
+            raise ExportError(
+                f"{value.name} was traced with shape {value.shape}, {new} was expected: "
+                "the model fixes a dimension that must stay free"
+            )
+        for o, n in zip(old, new, strict=True):
+            if not isinstance(o, int) and isinstance(n, str) and o.value is not None:
+                renamed.setdefault(str(o.value), n)
+        value.shape = ir.Shape(new)
+    for node in graph:
+        for value in node.outputs:
+            if value.shape is not None and not value.is_graph_output():
+                value.shape = ir.Shape([_renamed(d, renamed) for d in value.shape])
+
+
+def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+    if isinstance(dim, int):
+        return dim
+    return names.get(str(dim.value)) if dim.value is not None else None
+
+
+def _strip(model: ir.Model) -> None:
+    # Exporters record stack traces and source paths of the machine in metadata.
+    common_passes.ClearMetadataAndDocStringPass()(model)
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    for node in model.graph:
+        for value in node.outputs:
+            value.metadata_props.clear()
+
+
+def check_attention(model: ir.Model, layers: int, architecture: str) -> None:
+    """Raise `ExportError` unless every layer's attention became the one operator."""
+    found = sum(
+        node.domain == DOMAIN and node.op_type.startswith(ATTENTION) for node in model.graph
+    )
+    if found != layers:
+        raise ExportError(
+            f"{architecture}: {layers} attention layers expected in the graph, {found} found; "
+            "this architecture is not supported yet"
+        )
+
+
+def check_constants(model: ir.Model) -> None:
+    """Raise `ExportError` if a floating-point constant is NaN or infinite.
+
+    A value beyond float16's range shows up here in a half-precision graph, as an infinity.
+    """
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        array: Any = tensor.numpy()
+        if not np.isfinite(array.astype(np.float32, copy=False)).all():
+            raise ExportError(f"{value.name} holds a value that {tensor.dtype.name} cannot hold")

@@ -1,0 +1,234 @@
+"""Parity: the written files, as ONNX Runtime runs them, against PyTorch.
+
+Each row is run alone and without a cache by the untouched reference, and in several ways by the
+bundle: ragged batches, chunks, one token at a time, padded on either side. Random tokens are the
+harder test here: every path through the network is as likely as any other.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headport.bundle import Bundle
+from headport.errors import ExportError, ParityError
+from headport.export.checkpoint import quiet_libraries
+from headport.progress import bar
+from headport.runner import Runner, open_runner
+from headport.session import open_session
+
+__all__ = ["ParityPlan", "ParityReport", "check_parity", "plan_parity", "reference_logits"]
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+_STEPS = 6  # tokens decoded one by one after each prompt
+_CHUNK = 5
+_LONG = 640  # tokens; a context or window below this is crossed
+# Of the largest |logit|; the noise between two correct float32 (float16) programs is far below.
+_RELATIVE = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
+
+
+@dataclass(frozen=True)
+class ParityPlan:
+    """What is run. Row b holds `prompts[b]` prompt tokens and then `_STEPS` more."""
+
+    token_ids: tuple[Int64, ...]  # per row, [n]
+    scored: tuple[Int64, ...]  # per row, positions whose logits are compared
+
+    def check_windows(self, windows: tuple[int, ...], max_context: int) -> None:
+        """Raise `ExportError` if a window of the graph is within reach but no row crosses it."""
+        longest = max(len(row) for row in self.token_ids)
+        missed = [w for w in windows if longest <= w < min(_LONG, max_context)]
+        if missed:
+            raise ExportError(
+                f"attention windows of {missed} tokens are in the graph but not in the config, "
+                "so no parity run crosses them"
+            )
+
+    @property
+    def prompts(self) -> Int64:
+        """Prompt tokens per row, [B]."""
+        return np.array([len(row) - _STEPS for row in self.token_ids])
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """Largest |Δlogit| of each way to run the bundle, and the accepted one."""
+
+    cases: dict[str, float]
+    limit: float
+    positions: int  # compared per case at most
+    max_abs_logit: float  # of the reference
+
+    def __bool__(self) -> bool:
+        return bool(self.cases) and all(error <= self.limit for error in self.cases.values())
+
+
+def plan_parity(vocab_size: int, max_context: int, windows: tuple[int, ...]) -> ParityPlan:
+    """Choose rows: shorter and longer than the traced example, past windows, up to the context.
+
+    Args:
+        vocab_size: Rows of the embedding.
+        max_context: Tokens the model can hold.
+        windows: Attention windows of the layers, 0 for none.
+    """
+    longest = max([24, *(w + 8 for w in windows if 0 < w <= _LONG)])
+    if max_context <= _LONG:
+        longest = max_context
+    longest = max(min(longest, max_context), _STEPS + 1)
+    wanted = (longest, 2 + _STEPS, 9 + _STEPS, 3 + _STEPS)
+    rng = np.random.Generator(np.random.Philox(key=7))
+    rows = tuple(rng.integers(0, vocab_size, min(n, longest)) for n in wanted)
+    return ParityPlan(rows, tuple(_scored(len(row)) for row in rows))
+
+
+def _scored(length: int) -> Int64:
+    # All positions of a short row; of a long one the last ones and an even spread.
+    spread = np.linspace(0, length - 1, 24).astype(np.int64)
+    tail = np.arange(max(0, length - 24), length)
+    return np.unique(np.concatenate([spread, tail]))
+
+
+@torch.no_grad()
+def reference_logits(model: Any, plan: ParityPlan) -> list[Float32]:
+    """Logits of the reference at the scored positions, one row at a time, [positions, V]."""
+    found = []
+    with quiet_libraries():
+        for row, scored in zip(plan.token_ids, plan.scored, strict=True):
+            logits = model(input_ids=torch.from_numpy(row)[None], use_cache=False).logits[0]
+            found.append(logits[torch.from_numpy(scored)].float().numpy())
+    return found
+
+
+def check_parity(bundle: Bundle, plan: ParityPlan, reference: list[Float32]) -> ParityReport:
+    """Run the bundle in every way and compare.
+
+    Raises:
+        ParityError: If a logit differs by more than rounding explains.
+    """
+    largest = max(float(np.abs(rows).max()) for rows in reference)
+    limit = _RELATIVE[bundle.manifest.model.dtype] * max(1.0, largest)
+    cases: dict[str, float] = {}
+    with bar(len(_CASES) + 1, "parity", "case") as progress:
+        # The left-padded run needs a session of its own; closed before the runner opens two.
+        padded = _run_left_padded(bundle, plan)
+        gc.collect()
+        progress.update()
+        runner = open_runner(bundle)
+        cases["left_padded"] = _error(runner, plan, reference, padded)
+        for name, run in _CASES.items():
+            cases[name] = _error(runner, plan, reference, run(runner, plan))
+            progress.update()
+    report = ParityReport(cases, limit, sum(len(s) for s in plan.scored), largest)
+    if not report:
+        worst = max(cases, key=lambda name: np.nan_to_num(cases[name], nan=np.inf))
+        raise ParityError(
+            f"the written files do not answer like the checkpoint: {worst} differs by "
+            f"{cases[worst]:.3g} in logits, {limit:.3g} is accepted; nothing was written"
+        )
+    return report
+
+
+def _error(
+    runner: Runner, plan: ParityPlan, reference: list[Float32], hidden: list[Float32]
+) -> float:
+    worst = 0.0
+    for expected, scored, states in zip(reference, plan.scored, hidden, strict=False):
+        logits = runner.head(np.ascontiguousarray(states[scored])).logits
+        assert logits is not None
+        difference = np.abs(logits - expected)
+        worst = max(worst, float(difference.max()) if np.isfinite(difference).all() else np.inf)
+    return worst
+
+
+def _padded(rows: list[Int64]) -> tuple[Int64, Int64]:
+    lengths = np.array([len(row) for row in rows])
+    ids = np.zeros((len(rows), int(lengths.max(initial=1))), np.int64)
+    for b, row in enumerate(rows):
+        ids[b, : len(row)] = row
+    return ids, lengths
+
+
+def _run_pieces(runner: Runner, rows: tuple[Int64, ...], cuts: list[Int64]) -> list[Float32]:
+    # cuts[i][b]: tokens row b has seen after step i; gives hidden states per row, [n, H].
+    cache = runner.new_cache(len(rows), max(len(row) for row in rows))
+    found: list[list[Float32]] = [[] for _ in rows]
+    seen = np.zeros(len(rows), np.int64)
+    for cut in cuts:
+        ids, lengths = _padded(
+            [row[a:b] for row, a, b in zip(rows, seen, cut, strict=True)]
+        )
+        states = runner.forward(cache, ids, lengths)
+        for b, n in enumerate(lengths):
+            found[b].append(states[b, :n])
+        seen = cut
+    return [np.concatenate(parts) for parts in found]
+
+
+def _prefill_and_decode(runner: Runner, plan: ParityPlan) -> list[Float32]:
+    return _run_pieces(runner, plan.token_ids, [plan.prompts + i for i in range(_STEPS + 1)])
+
+
+def _chunked(runner: Runner, plan: ParityPlan) -> list[Float32]:
+    lengths = np.array([len(row) for row in plan.token_ids])
+    steps = range(_CHUNK, int(lengths.max()) + _CHUNK, _CHUNK)
+    return _run_pieces(runner, plan.token_ids, [np.minimum(lengths, n) for n in steps])
+
+
+def _alone(runner: Runner, plan: ParityPlan) -> list[Float32]:
+    return [_run_pieces(runner, (row,), [np.array([len(row)])])[0] for row in plan.token_ids]
+
+
+def _one_by_one(runner: Runner, plan: ParityPlan) -> list[Float32]:
+    lengths = np.array([min(len(row), 24) for row in plan.token_ids])
+    cuts = [np.minimum(lengths, n) for n in range(1, int(lengths.max()) + 1)]
+    rest = np.array([len(row) for row in plan.token_ids])
+    return _run_pieces(runner, plan.token_ids, [*cuts, rest] if rest.max() > 24 else cuts)
+
+
+_CASES: dict[str, Callable[[Runner, ParityPlan], list[Float32]]] = {
+    "ragged_prefill_and_decode": _prefill_and_decode,
+    "chunked": _chunked,
+    "alone": _alone,
+    "one_by_one": _one_by_one,
+}
+
+
+def _run_left_padded(bundle: Bundle, plan: ParityPlan) -> list[Float32]:
+    # The portable graph must also serve callers that pad on the left.
+    manifest = bundle.manifest
+    graph = next(g for g in manifest.graphs.values() if g.role == "backbone")
+    session = open_session(bundle.path / graph.file, manifest.session_options)
+    rows, prompts = plan.token_ids, plan.prompts
+    width = int(prompts.max())
+    ids = np.zeros((len(rows), width), np.int64)
+    mask = np.zeros((len(rows), width), np.int64)
+    for b, n in enumerate(prompts):
+        ids[b, width - n :] = rows[b][:n]
+        mask[b, width - n :] = 1
+    past: dict[str, npt.NDArray[Any]] = {
+        port.name: np.zeros(
+            [len(rows), port.shape[1], 0, port.shape[3]],  # type: ignore[list-item]
+            session.dtype(port.name),
+        )
+        for port in graph.inputs
+        if port.name.startswith("past_key_values.")
+    }
+    found: list[list[Float32]] = [[] for _ in rows]
+    for step in range(_STEPS + 1):
+        values = session.run({"input_ids": ids, "attention_mask": mask, **past})
+        states = values["hidden_states"].astype(np.float32, copy=False)
+        for b, n in enumerate(prompts):
+            found[b].append(states[b, width - n :] if step == 0 else states[b])
+        past = {name: values[name.replace("past_key_values", "present")] for name in past}
+        if step < _STEPS:
+            ids = np.array([[row[n + step]] for row, n in zip(rows, prompts, strict=True)])
+            mask = np.concatenate([mask, np.ones((len(rows), 1), np.int64)], axis=1)
+    return [np.concatenate(parts) for parts in found]
