@@ -13,6 +13,7 @@ __all__ = [
     "ParityError",
     "PromptError",
     "QuantizeError",
+    "ReferenceProcessError",
     "RequestError",
     "UsageError",
 ]
@@ -62,6 +63,12 @@ class PromptError(RequestError):
 
 class ParityError(HeadportError):
     """The written files do not answer like what they were made from; nothing is written."""
+
+    exit_code = 1
+
+
+class ReferenceProcessError(HeadportError):
+    """The process that runs the PyTorch reference ended before it answered; nothing is proved."""
 
     exit_code = 1
 
