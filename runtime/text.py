@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from headport.bundle import Bundle
 from headport.errors import BundleError
@@ -42,29 +42,12 @@ class Tokens:
         self._inner.no_padding()
         self.config: dict[str, Any] = _read_config(bundle)
         self.special_tokens = _special_tokens(self.config)
-        self._set_template()
         decoders = set(_decoder_types(json.loads(source).get("decoder")))
         self.streamable = decoders <= _STREAMABLE
         self.byte_ids: frozenset[int] = frozenset()
         if "ByteFallback" in decoders:
             vocabulary = self._inner.get_vocab(with_added_tokens=True)
             self.byte_ids = frozenset(i for t, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(t))
-
-    def _set_template(self) -> None:
-        # As transformers does: where the configuration speaks of BOS and EOS, it decides, and not
-        # the post-processor that tokenizer.json holds.
-        keys = ("add_bos_token", "add_eos_token")
-        if not any(key in self.config for key in keys):
-            return
-        bos, eos = (
-            self.special_tokens.get(key.removeprefix("add_")) if self.config.get(key) else None
-            for key in keys
-        )
-        used = [token for token in (bos, eos) if token]
-        self._inner.post_processor = processors.TemplateProcessing(
-            single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-            special_tokens=[(t, self._inner.token_to_id(t)) for t in dict.fromkeys(used)],
-        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer itself adds."""

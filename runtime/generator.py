@@ -1,0 +1,254 @@
+"""`Generator`: a bundle that answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.bundle import Bundle
+from headport.errors import BundleError, PromptError, RequestError
+from headport.runner import Runner, open_runner
+from headport.runtime.chat import chat_ids
+from headport.runtime.decoding import Decoder, Row
+from headport.runtime.generation_config import read_defaults
+from headport.runtime.parameters import Options, Parameters, Request, resolve
+from headport.runtime.prompts import Prompt, fit, read_prompts
+from headport.runtime.results import Generation, Score, Stats, Token
+from headport.runtime.scoring import logits_of, score_of
+from headport.runtime.text import TextStream, Tokens
+from headport.runtime.vocabulary import IdMap
+from headport.session import SessionSettings
+
+__all__ = ["Generator", "TokenStream"]
+
+_HEAD = "lm"
+_SEED_BITS = 53  # drawn seeds survive JSON readers that know only float64
+
+
+class Generator:
+    """Runs a bundle, portable or lowered. All ids it takes and gives are original ids.
+
+    Args:
+        bundle: The bundle's folder, or an opened bundle.
+        threads: ONNX Runtime's threads; 0 = one per available core.
+        verify: Compare the checksum of every file first; False checks presence and size. Applies
+            where `bundle` is a folder.
+        max_context: Tokens that a prompt and its reply may have together; 0 = the model's own
+            limit.
+        ignore: Fields of the bundle's generation_config to leave out, supported or not.
+        runner: Executes the bundle in place of sessions opened here.
+
+    Raises:
+        BundleError: If the bundle is damaged, has no head `lm`, or its generation_config asks for
+            something that changes tokens and is not supported.
+        RequestError: If `max_context` exceeds the model's.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path | Bundle,
+        *,
+        threads: int = 0,
+        verify: bool = True,
+        max_context: int = 0,
+        ignore: Collection[str] = (),
+        runner: Runner | None = None,
+    ) -> None:
+        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle, verify=verify)
+        manifest = opened.manifest
+        if _HEAD not in manifest.heads:
+            known = ", ".join(manifest.heads) or "none"
+            raise BundleError(f"{opened.path}: no head {_HEAD!r} to generate with (heads: {known})")
+        if not 0 <= max_context <= manifest.model.max_context:
+            raise RequestError(
+                f"max_context must be from 1 to the model's {manifest.model.max_context}, "
+                f"{max_context} was given"
+            )
+        self.bundle = opened
+        self.max_context = max_context or manifest.model.max_context
+        self._defaults = read_defaults(manifest.defaults, ignore)
+        self._ids = IdMap.from_bundle(opened)
+        self._check_eos(self._defaults.eos_token_ids, BundleError)
+        self._tokens = Tokens(opened)
+        self._runner = runner or open_runner(opened, SessionSettings(threads=threads), (_HEAD,))
+        self._stats = Stats()
+        self._decoder = Decoder(self._runner, _HEAD, self._ids, self._stats)
+
+    @property
+    def stats(self) -> Stats:
+        """A copy of the counts since the generator was made."""
+        return dataclasses.replace(self._stats)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    ) -> list[Generation]:
+        """Continue prompts, all in one batch: one backbone run per step.
+
+        A row's tokens depend on its prompt, its seed and the options, not on its batch mates. One
+        `seed` serves all prompts of the call, so equal prompts then get equal replies; without a
+        seed each prompt draws its own.
+
+        Args:
+            prompts: Texts or id lists, or one of them.
+            **options: See `Options`.
+
+        Returns:
+            One reply per prompt, in order.
+
+        Raises:
+            PromptError: If a prompt is empty, holds unknown ids, or does not fit the context.
+            RequestError: If an option is unknown or out of range.
+            NonFiniteError: If the bundle gives logits that are not finite.
+        """
+        rows = self._rows(prompts, options, watched=False)
+        for _ in self._decoder.run(rows):
+            pass
+        return [_generation(row) for row in rows]
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TokenStream:
+        """Continue one prompt and hand out each token as it comes.
+
+        Checks are made at once, not at the first token.
+
+        Args:
+            prompt: A text or an id list.
+            **options: See `Options`.
+
+        Raises:
+            PromptError: As `generate`.
+            RequestError: As `generate`.
+        """
+        [row] = self._rows([prompt], options, watched=True)
+        return TokenStream(self._decoder, row)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Token ids of a conversation by the bundle's chat template: a prompt for `generate`.
+
+        Args:
+            messages: Mappings with `role` and `content`, oldest first.
+            **variables: More names the template may read, such as `tools`.
+
+        Raises:
+            BundleError: If the bundle has no usable chat template.
+            RequestError: If the template refuses the messages.
+        """
+        return chat_ids(self.bundle, self._tokens, messages, variables)
+
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Raw logits after each token: no temperature, no filter.
+
+        Args:
+            token_ids: Original ids, [T].
+
+        Returns:
+            float32 [T, V]; -inf where an id was pruned.
+
+        Raises:
+            PromptError: If there are none, or unknown ones, or more than the context holds.
+        """
+        ids = self._checked(token_ids)
+        return logits_of(ids, self._runner, _HEAD, self._ids)
+
+    def score(self, texts: Prompt | Sequence[Prompt]) -> list[Score]:
+        """Negative log-likelihood of each token of each text, one text at a time.
+
+        Args:
+            texts: Texts or id lists, or one of them, each within the context.
+
+        Raises:
+            PromptError: As `logits`.
+        """
+        found = read_prompts(texts, self._tokens, self._ids.size)
+        return [score_of(self._checked(ids), self._runner, _HEAD, self._ids) for ids in found]
+
+    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+        [ids] = read_prompts([token_ids], self._tokens, self._ids.size)
+        if len(ids) > self.max_context:
+            raise PromptError(
+                f"{len(ids)} tokens were given, but the context holds {self.max_context}; "
+                "cut the text into windows"
+            )
+        return ids
+
+    def _rows(
+        self, prompts: Prompt | Sequence[Prompt], options: Options, *, watched: bool
+    ) -> list[Row]:
+        ids = read_prompts(prompts, self._tokens, self._ids.size)
+        request = resolve(options, self._defaults, len(ids))
+        self._check_eos(request.eos_token_ids, RequestError)
+        limits = fit(ids, request, self.max_context)
+        self._stats.requests += 1
+        return [
+            Row(
+                index=n,
+                prompt_token_ids=prompt,
+                parameters=Parameters(
+                    request.sampling, limits[n], request.stop, request.eos_token_ids
+                ),
+                seed=_seed(request, n),
+                text=TextStream(self._tokens, request.stop),
+                watched=watched or bool(request.stop),
+            )
+            for n, prompt in enumerate(ids)
+        ]
+
+    def _check_eos(self, ids: Sequence[int], error: type[BundleError] | type[RequestError]) -> None:
+        unknown = [i for i in ids if not 0 <= i < self._ids.size]
+        if unknown:
+            raise error(
+                f"eos_token_id: ids from 0 to {self._ids.size - 1} were expected, "
+                f"{', '.join(map(str, unknown))} found"
+            )
+
+
+class TokenStream(Iterator[Token]):
+    """The tokens of one reply as they come. `generation` is there once it has ended."""
+
+    def __init__(self, decoder: Decoder, row: Row) -> None:
+        self._row = row
+        self._steps = decoder.run([row])
+
+    @property
+    def seed(self) -> int | None:
+        """As `Generation.seed`, from the start."""
+        return self._row.seed
+
+    def __next__(self) -> Token:
+        [token] = next(self._steps)
+        assert token is not None
+        return token
+
+    @property
+    def generation(self) -> Generation:
+        """The whole reply.
+
+        Raises:
+            RequestError: If the stream has not ended.
+        """
+        if self._row.finish_reason is None:
+            raise RequestError("the stream has not ended; take its remaining tokens first")
+        return _generation(self._row)
+
+
+def _seed(request: Request, index: int) -> int | None:
+    if request.seeds is not None:
+        return request.seeds[index]
+    return secrets.randbits(_SEED_BITS) if request.sampling.temperature > 0.0 else None
+
+
+def _generation(row: Row) -> Generation:
+    assert row.finish_reason is not None
+    return Generation(
+        text=row.text.text,
+        token_ids=row.token_ids,
+        finish_reason=row.finish_reason,
+        seed=row.seed,
+        prompt_token_ids=row.prompt_token_ids,
+        parameters=row.parameters,
+    )
