@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from headport.errors import BundleError, UsageError
 
-__all__ = ["Session", "SessionSettings", "available_providers", "library_version", "open_session"]
+__all__ = [
+    "Session",
+    "SessionSettings",
+    "available_providers",
+    "library_version",
+    "open_session",
+    "usable_cpus",
+]
 
 Array = npt.NDArray[Any]
 
@@ -169,7 +176,7 @@ def open_session(
     chosen = settings or SessionSettings()
     session_options = ort.SessionOptions()
     session_options.log_severity_level = 3
-    session_options.intra_op_num_threads = chosen.threads or _usable_cpus()
+    session_options.intra_op_num_threads = chosen.threads or usable_cpus()
     session_options.inter_op_num_threads = 1
     session_options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     for key, value in options.items():
@@ -192,9 +199,12 @@ def open_session(
     return Session(inner, ort)
 
 
-def _usable_cpus() -> int:
-    # Containers often allow fewer CPUs than the machine has, by affinity or by a quota of the
-    # control group; spinning threads beyond them hurt.
+def usable_cpus() -> int:
+    """CPUs this process may use.
+
+    Containers often allow fewer than the machine has, by affinity or by a quota of the control
+    group; spinning threads beyond them hurt.
+    """
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
