@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
 
+from headport import __version__
 from headport.bundle import Bundle, carried_files, copy_files
 from headport.errors import BundleError
-from headport.manifest import Graph, Manifest, Port, Tensor
+from headport.manifest import Graph, Manifest, Port, Stage, Tensor
+from headport.session import library_version
 
-__all__ = ["INLINE_BYTES", "graph_entry", "load_graphs", "rewrite_bundle", "write_graphs"]
+__all__ = [
+    "INLINE_BYTES",
+    "add_stage",
+    "graph_entry",
+    "load_graphs",
+    "rewrite_bundle",
+    "write_graphs",
+]
 
 INLINE_BYTES = 1024  # smaller vectors and scalars stay inside the .onnx file
 _PAGE_BYTES = 4096  # ONNX Runtime maps external data page-wise; large tensors start on a page
@@ -132,6 +144,23 @@ def rewrite_bundle(bundle: Bundle, models: Mapping[str, ir.Model], folder: Path)
     copy_files(bundle.path, carried_files(old), folder)
     graphs = {name: graph_entry(models[name], g.file, g.role) for name, g in old.graphs.items()}
     return msgspec.structs.replace(old, graphs=graphs, tensors=ledger, selftest=None, files={})
+
+
+def add_stage(
+    manifest: Manifest, name: str, options: dict[str, Any], report: dict[str, Any]
+) -> Manifest:
+    """The manifest with one more stage in its provenance: what was asked for and measured."""
+    versions = {
+        "headport": __version__,
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "onnx-ir": version("onnx-ir"),
+        "onnxruntime": library_version(),
+    }
+    stage = Stage(stage=name, options=options, versions=versions, report=report)
+    stages = (*manifest.provenance.stages, stage)
+    provenance = msgspec.structs.replace(manifest.provenance, stages=stages)
+    return msgspec.structs.replace(manifest, provenance=provenance)
 
 
 def graph_entry(model: ir.Model, file: str, role: str) -> Graph:

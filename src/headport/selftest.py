@@ -69,6 +69,7 @@ def write_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> M
     if broken:
         raise BundleError(f"the written files give non-finite {', '.join(broken)}")
     save_file(arrays, bundle.path / SELFTEST_FILE)
+    (bundle.path / SELFTEST_FILE).chmod(0o644)  # it comes readable by its owner alone
     relative = _RELATIVE[bundle.manifest.model.dtype]
     logits = [a for name, a in arrays.items() if name.endswith("logits")]
     tolerance = SelftestTolerance(

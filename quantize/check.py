@@ -1,0 +1,169 @@
+"""The check after quantising: the written head, as ONNX Runtime runs it, against float64.
+
+The reference starts from the original bundle's tensor ledger and the formula, in NumPy and with
+none of the code that wrote the head, so a wrong axis, swapped scales, a row left out or a block
+size that was recorded but not used cannot agree with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.bundle import Bundle
+from headport.errors import BundleError, ParityError
+from headport.ledger import head_weight, read_tensor
+from headport.manifest import Head, Quantization
+from headport.session import SessionSettings, open_session
+
+__all__ = ["HeadCheck", "check_head"]
+
+Float64 = npt.NDArray[np.float64]
+
+_ROWS = 4  # random hidden states per magnitude
+# Behind a softcap a large logit hides its error and a small one drowns in the cap's rounding.
+_MAGNITUDES = (1.0, 2.0**-6, 2.0**-12)
+_CHUNK_ELEMENTS = 1 << 22
+_UNIT_ROUNDOFF = 2.0**-24  # of float32
+_SMALLEST = 2.0**-149  # of float32
+
+
+@dataclass(frozen=True)
+class HeadCheck:
+    """How far the written head is from the float64 reference."""
+
+    max_abs_logit_error: float  # logits
+    largest_share_of_bound: float  # |Δ| divided by the fp32 rounding bound of its logit; ≤ 1
+    logits: int  # compared
+
+    def __bool__(self) -> bool:
+        return self.logits > 0 and self.largest_share_of_bound <= 1.0
+
+
+def check_head(
+    source: Bundle,
+    written: Bundle,
+    bias: npt.NDArray[np.float32] | None,
+    name: str = "lm",
+    settings: SessionSettings | None = None,
+) -> HeadCheck:
+    """Compare the written head with softcap(scale · (Ŵ x + b)) in float64, on every row of Ŵ.
+
+    A logit may differ by what float32 arithmetic explains: with u = 2⁻²⁴ and H products,
+
+        bound[v] = |scale| · (4 √H + 8) · u · (Σ_h |x_h| |Ŵ[v, h]| + |b[v]|) + 8 · u · |logit|
+
+    the probabilistic bound for sums with λ = 4 (Higham and Mary 2019, doi:10.1137/18M1226312),
+    which the softcap, whose slope is at most 1, does not enlarge. A single weight that is off by
+    one step already exceeds it in most rows.
+
+    Args:
+        source: The bundle before quantising; holds the original weight.
+        written: The bundle after it, as it lies on disk.
+        bias: b [V] of the original head, None where it has none.
+        name: The head.
+        settings: Session settings.
+
+    Returns:
+        The comparison; true if every logit is within its bound.
+
+    Raises:
+        ParityError: If one is not, or a logit is not finite.
+    """
+    head = written.manifest.heads[name]
+    quantization = head.quantization
+    if quantization is None:
+        raise ParityError("the written head is not quantised although it was asked for")
+    entry, _ = head_weight(source.manifest, source.manifest.heads[name])
+    weight = read_tensor(source, entry)
+    graph = written.manifest.graphs[head.graph]
+    session = open_session(written.path / graph.file, written.manifest.session_options, settings)
+    probes = _probes(weight, head).astype(session.dtype("hidden_states"))
+    found = session.run({"hidden_states": probes})["logits"].astype(np.float64)
+    if found.shape != (len(probes), len(weight)):
+        raise ParityError(
+            f"the written head gives logits of shape {found.shape}, "
+            f"{(len(probes), len(weight))} was expected"
+        )
+    x = probes.astype(np.float64)
+    worst, share = 0.0, 0.0
+    step = max(1, _CHUNK_ELEMENTS // weight.shape[1])
+    for start in range(0, len(weight), step):
+        rows = slice(start, start + step)
+        part = None if bias is None else bias[rows]
+        expected, bound = _reference(x, weight[rows], part, head, quantization)
+        error = np.abs(found[:, rows] - expected)
+        ratio = np.where(np.isfinite(error), error / bound, np.inf)
+        if ratio.max() > 1:
+            _refuse(ratio.max(axis=0), start, error.max(axis=0))
+        worst, share = max(worst, float(error.max())), max(share, float(ratio.max()))
+    return HeadCheck(worst, share, found.size)
+
+
+def _refuse(ratio: Float64, start: int, error: Float64) -> None:
+    row = int(ratio.argmax())
+    raise ParityError(
+        f"the written head does not multiply with the rounded weight: {int((ratio > 1).sum())} of "
+        f"{len(ratio)} rows from {start} differ by more than rounding explains, most of all row "
+        f"{start + row} (|Δlogit| {error[row]:.3g}, {ratio[row]:.3g} times its bound); "
+        "nothing was written"
+    )
+
+
+def _probes(weight: npt.NDArray[Any], head: Head) -> Float64:
+    # Logits of about 1, or half the softcap, at the first magnitude; and one row of zeros, which
+    # shows the bias alone.
+    H = weight.shape[1]
+    sample = weight[:: max(1, len(weight) // 1024)].astype(np.float64)
+    size = float(np.sqrt(np.square(sample).mean())) * np.sqrt(H) * (abs(head.scale) or 1.0)
+    unit = min(1.0, (head.softcap or 2.0) / 2) / (size or 1.0)
+    rng = np.random.Generator(np.random.Philox(key=11))
+    rows = [rng.normal(size=(_ROWS, H)) * unit * magnitude for magnitude in _MAGNITUDES]
+    return np.concatenate([*rows, np.zeros((1, H))])
+
+
+def _reference(
+    x: Float64,
+    weight: npt.NDArray[Any],
+    bias: npt.NDArray[np.float32] | None,
+    head: Head,
+    quantization: Quantization,
+) -> tuple[Float64, Float64]:
+    """Logits [N, V] of some rows of the weight, and how far float32 may be from each."""
+    rounded = _ROUNDED[quantization.format](weight, quantization.block)
+    b = np.zeros(len(weight)) if bias is None else bias.astype(np.float64)
+    logits = head.scale * (x @ rounded.T + b)
+    if head.softcap is not None:
+        logits = head.softcap * np.tanh(logits / head.softcap)
+    terms = 4 * np.sqrt(weight.shape[1]) + 8
+    size = np.abs(x) @ np.abs(rounded).T + np.abs(b)
+    bound = abs(head.scale) * terms * (_UNIT_ROUNDOFF * size + _SMALLEST)
+    return logits, bound + 8 * _UNIT_ROUNDOFF * np.abs(logits) + _SMALLEST
+
+
+def _rounded_int8(weight: npt.NDArray[Any], block: int | None) -> Float64:
+    # Written from the formula, one block at a time, and not shared with what it checks.
+    if block is None:
+        raise BundleError("an int8 head without a block size in the manifest")
+    rounded = np.empty(weight.shape, np.float64)
+    for start in range(0, weight.shape[1], block):
+        part = weight[:, start : start + block].astype(np.float32)
+        largest = np.max(np.abs(part), axis=1, keepdims=True)
+        step = largest / np.float32(127)
+        subnormal = step < np.float32(2.0**-126)
+        step = np.where(subnormal, np.nextafter(step, np.float32(np.inf)), step)
+        step = np.where(largest == 0, np.float32(1), step)
+        whole = np.clip(np.rint(part / step), -127, 127)
+        rounded[:, start : start + block] = whole.astype(np.float64) * step.astype(np.float64)
+    return rounded
+
+
+def _rounded_fp16(weight: npt.NDArray[Any], block: int | None) -> Float64:
+    assert block is None
+    return weight.astype(np.float32).astype(np.float16).astype(np.float64)
+
+
+_ROUNDED = {"int8": _rounded_int8, "fp16": _rounded_fp16}
