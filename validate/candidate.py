@@ -1,0 +1,118 @@
+"""The candidate: a bundle as it runs, in bounded memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.bundle import Bundle
+from headport.errors import BundleError
+from headport.runner import open_runner
+from headport.runtime.text import Tokens as BundleTokens
+from headport.session import SessionSettings
+from headport.validate.documents import Tokens
+
+__all__ = ["CHUNK_TOKENS", "HEAD_NAME", "Candidate"]
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+HEAD_NAME = "lm"
+# Longer windows continue through the cache, as in use; it also bounds the attention's memory.
+CHUNK_TOKENS = 512
+_LOGIT_BYTES = 64 << 20  # of one block of head rows
+
+
+class Candidate:
+    """Runs a bundle's backbone and language-model head, and its tokenizer.
+
+    Raises:
+        BundleError: If it has no head `lm` that gives logits, or does not load.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        head = bundle.manifest.heads.get(HEAD_NAME)
+        if head is None or head.outputs != "logits":
+            found = "none" if head is None else f"one that gives {head.outputs}"
+            raise BundleError(
+                f"{bundle.path}: a head {HEAD_NAME!r} that gives all logits was expected, "
+                f"{found} is there"
+            )
+        self.head = head
+        self.tokens = BundleTokens(bundle)
+        self.context = bundle.manifest.model.max_context
+        self.vocab_size = head.vocab_size
+        self.block_rows = max(1, _LOGIT_BYTES // (4 * head.vocab_size))
+        self.seconds = 0.0  # spent in backbone and head
+        self.settings = SessionSettings(threads=threads)
+        self._runner = open_runner(bundle, self.settings, heads=(HEAD_NAME,))
+
+    def encode(self, text: str) -> Tokens:
+        """Token ids with what the tokenizer itself adds, and how far into the text each reaches."""
+        ids, ends = self.tokens.encode_with_ends(text)
+        return Tokens(np.array(ids, np.int64), np.array(ends, np.int64))
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text, special tokens not counted."""
+        return len(self.tokens.encode(text, add_special_tokens=False))
+
+    def special_tokens(self) -> str:
+        """What the tokenizer itself puts around a document, in words."""
+        plain = self.tokens.encode("a", add_special_tokens=False)
+        full = self.tokens.encode("a")
+        starts = range(len(full) - len(plain) + 1)
+        at = next((i for i in starts if full[i : i + len(plain)] == plain), 0)
+        before = " ".join(self.tokens.piece(i) for i in full[:at]) or "nothing"
+        after = " ".join(self.tokens.piece(i) for i in full[at + len(plain) :]) or "nothing"
+        return f"{before} before, {after} after"
+
+    def hidden_states(self, windows: Sequence[Int64]) -> list[Float32]:
+        """Hidden states of windows, run together as one ragged batch.
+
+        Args:
+            windows: Token ids, each [T], T ≥ 1.
+
+        Returns:
+            Per window [T, H].
+        """
+        started = time.perf_counter()
+        lengths = np.array([len(window) for window in windows], np.int64)
+        width = int(lengths.max())
+        token_ids = np.zeros((len(windows), width), np.int64)
+        for row, window in zip(token_ids, windows, strict=True):
+            row[: len(window)] = window
+        cache = self._runner.new_cache(len(windows), width)
+        parts = []
+        for start in range(0, width, CHUNK_TOKENS):
+            chunk = token_ids[:, start : start + CHUNK_TOKENS]
+            new = np.clip(lengths - start, 0, chunk.shape[1])
+            parts.append(self._runner.forward(cache, chunk, new))
+        hidden = np.concatenate(parts, axis=1)
+        self.seconds += time.perf_counter() - started
+        return [row[:length] for row, length in zip(hidden, lengths, strict=True)]
+
+    def logits(self, hidden_states: Float32) -> Float32:
+        """Logits [N, V] of hidden states [N, H]."""
+        started = time.perf_counter()
+        logits = self._runner.head(hidden_states, HEAD_NAME).logits
+        assert logits is not None
+        self.seconds += time.perf_counter() - started
+        return logits
+
+    def continue_greedily(self, prompts: Int64, steps: int) -> Int64:
+        """Greedy tokens, ties by lowest id, end-of-text tokens not heeded: [B, P] → [B, steps]."""
+        batch_size, length = prompts.shape
+        cache = self._runner.new_cache(batch_size, length + steps)
+        fed = prompts
+        chosen = np.empty((batch_size, steps), np.int64)
+        for step in range(steps):
+            new = np.full(batch_size, fed.shape[1], np.int64)
+            hidden = self._runner.forward(cache, fed, new)
+            logits = self._runner.head(np.ascontiguousarray(hidden[:, -1]), HEAD_NAME).logits
+            assert logits is not None
+            chosen[:, step] = logits.argmax(axis=1)
+            fed = chosen[:, step : step + 1]
+        return chosen

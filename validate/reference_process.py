@@ -1,0 +1,180 @@
+"""The reference process, seen from the validating side: started, asked, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headport import errors
+from headport.errors import HeadportError, ReferenceProcessError
+from headport.validate.wire import (
+    Answer,
+    Continued,
+    ContinueGreedily,
+    Encode,
+    Encoded,
+    Failure,
+    Ready,
+    Request,
+    Score,
+    Scored,
+    read_answer,
+    write_message,
+)
+
+__all__ = ["ReferenceProcess", "ScoredBlock"]
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+_A = TypeVar("_A", bound=Answer)
+
+_PIPE_BYTES = 1 << 20
+_LAST_WORDS = 2000  # characters of the process's stderr that are kept
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class ScoredBlock:
+    """Consecutive positions of a window. `logits` is overwritten by the next block."""
+
+    start: int  # first position, in the window
+    logits: Float32  # [N, V]
+    near_tie_bound: Float64  # [N]
+
+
+class ReferenceProcess:
+    """A child process that holds the PyTorch model. Use as a context manager.
+
+    Requests are answered in order. A window may be asked for before the answer to the one
+    before it was read; then both sides compute at the same time.
+    """
+
+    def __init__(self, model: str, threads: int) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "headport.validate.reference", model],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            pipesize=_PIPE_BYTES,
+        )
+        self.seconds = 0.0  # spent in forward passes of `score`
+
+    def __enter__(self) -> ReferenceProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        process = self._process
+        process.terminate()
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for stream in (process.stdin, process.stdout, self._errors):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):  # a request that was never read
+                stream.close()
+
+    def ready(self) -> Ready:
+        """Wait until the model is loaded; to be called once, first.
+
+        Raises:
+            CheckpointError: If it cannot be loaded.
+            ReferenceProcessError: If the process died.
+        """
+        return self._receive(Ready)
+
+    def encode(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of texts as the checkpoint's own tokenizer gives them."""
+        self._send(Encode(tuple(texts)))
+        return self._receive(Encoded).token_ids
+
+    def ask_score(self, token_ids: Int64) -> None:
+        """Ask for the logits of a window; `read_score` gets them."""
+        self._send(Score(tuple(token_ids.tolist())))
+
+    def read_score(self, rows: int) -> Iterator[ScoredBlock]:
+        """The oldest unanswered window, in blocks of at most `rows` positions.
+
+        The iterator must be used up before anything else is asked for an answer.
+        """
+        scored = self._receive(Scored)
+        self.seconds += scored.seconds
+        bound = np.array(scored.near_tie_bound)
+        buffer = np.empty((min(rows, scored.rows), scored.vocab_size), "<f4")
+        for start in range(0, scored.rows, rows):
+            block = buffer[: min(rows, scored.rows - start)]
+            self._fill(block.data.cast("B"))
+            yield ScoredBlock(start, block, bound[start : start + rows])
+
+    def ask_greedy(self, prompts: Int64, steps: int) -> None:
+        """Ask for greedy continuations of prompts [B, P]; `read_greedy` gets them."""
+        self._send(ContinueGreedily(tuple(tuple(row) for row in prompts.tolist()), steps))
+
+    def read_greedy(self) -> Continued:
+        """The oldest unanswered continuations."""
+        return self._receive(Continued)
+
+    def _send(self, request: Request) -> None:
+        assert self._process.stdin is not None
+        try:
+            write_message(self._process.stdin, request)
+        except BrokenPipeError:
+            raise self._death() from None
+
+    def _receive(self, kind: type[_A]) -> _A:
+        assert self._process.stdout is not None
+        answer = read_answer(self._process.stdout)
+        if answer is None:
+            raise self._death()
+        if isinstance(answer, Failure):
+            failure: type[HeadportError] = getattr(errors, answer.error)
+            raise failure(answer.message)
+        assert isinstance(answer, kind), f"{kind.__name__} expected, {answer} found"
+        return answer
+
+    def _fill(self, view: memoryview) -> None:
+        assert self._process.stdout is not None
+        while view:
+            count = self._process.stdout.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                raise self._death()
+            view = view[count:]
+
+    def _death(self) -> ReferenceProcessError:
+        status = self._process.wait()
+        how = f"exit code {status}"
+        if status < 0:
+            how = f"signal {signal.Signals(-status).name}"
+            if -status == signal.SIGKILL:
+                how += ", as when memory runs out"
+        self._errors.seek(0)
+        text = self._errors.read().decode("utf-8", errors="replace")[-_LAST_WORDS:]
+        words = [line.strip() for line in text.splitlines() if line.strip()]
+        last = f"; its last words: {words[-1]}" if words else ""
+        return ReferenceProcessError(f"the reference process ended early ({how}){last}")

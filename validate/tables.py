@@ -1,0 +1,256 @@
+"""A report as tables of plain cells: the one view that every renderer lays out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from headport.validate.report import GateResult, GreedyRun, Metrics, Report
+
+__all__ = ["Section", "headline", "report_sections", "visible"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title, columns, and rows of as many cells; all text is made visible already."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def visible(text: str) -> str:
+    """Text on one line with every control, bidirectional or invisible character spelt out.
+
+    Texts and names come from files: written as they are, they could move a terminal's cursor
+    or turn the reading direction of a page.
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def headline(report: Report) -> str:
+    """The verdict and what it rests on, in one line."""
+    documents = "document" if report.documents == 1 else "documents"
+    return visible(
+        f"{report.verdict.upper()}: {report.candidate.bundle} ({report.candidate.target}, head "
+        f"{report.candidate.head}) against {report.reference.checkpoint}, "
+        f"{report.tokens_scored} tokens of {report.documents} {documents}"
+    )
+
+
+def report_sections(report: Report) -> tuple[Section, ...]:
+    """All sections in reading order; one without rows is left out."""
+    sections = (
+        _gates(report),
+        _metrics(report),
+        _greedy(report),
+        _worst(report),
+        Section("Notes", ("note",), tuple((note,) for note in report.notes)),
+        _texts(report),
+        _facts("Protocol", _protocol(report)),
+        _facts("Reference", _reference(report)),
+        _facts("Candidate", _candidate(report)),
+        _facts("Machine and time", _machine(report)),
+    )
+    return tuple(_made_visible(section) for section in sections if section.rows)
+
+
+def _made_visible(section: Section) -> Section:
+    return Section(
+        section.title,
+        tuple(visible(cell) for cell in section.columns),
+        tuple(tuple(visible(cell) for cell in row) for row in section.rows),
+    )
+
+
+# metric → how it is written; the first row whose end fits the metric's name.
+_FORMATS = (
+    ("agreement", "{:.4%}"),
+    ("agreement_tie_adjusted", "{:.4%}"),
+    ("perplexity_ratio", "{:.6f}"),
+    ("perplexity_reference", "{:.5f}"),
+    ("perplexity_candidate", "{:.5f}"),
+    ("bits_per_byte_reference", "{:.5f}"),
+    ("bits_per_byte_candidate", "{:.5f}"),
+    ("", "{:.3e}"),
+)
+
+
+def _number(metric: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return next(form for end, form in _FORMATS if metric.endswith(end)).format(value)
+
+
+def _gates(report: Report) -> Section:
+    return Section(
+        f"Gates ({report.gates_source})",
+        ("metric", "text", "limit", "value", "verdict"),
+        tuple(
+            (
+                gate.metric,
+                "all" if gate.slice is None else gate.slice,
+                _limit(gate),
+                _number(gate.metric, gate.value),
+                gate.verdict,
+            )
+            for gate in report.gates
+        ),
+    )
+
+
+def _limit(gate: GateResult) -> str:
+    parts = [("≥", gate.min), ("≤", gate.max)]
+    return " and ".join(f"{sign} {bound:g}" for sign, bound in parts if bound is not None)
+
+
+def _metrics(report: Report) -> Section:
+    columns = [("all", report.metrics), *((part.name, part.metrics) for part in report.slices)]
+    names = [field.name for field in msgspec.structs.fields(Metrics)]
+    return Section(
+        "Figures",
+        ("metric", *(name for name, _ in columns)),
+        tuple(
+            (name, *(_number(name, getattr(metrics, name).value) for _, metrics in columns))
+            for name in names
+        ),
+    )
+
+
+def _greedy(report: Report) -> Section:
+    return Section(
+        "Greedy runs",
+        ("text", "document", "first divergence", "reference margin", "near tie", "texts"),
+        tuple(_greedy_row(part.name, run) for part in report.slices for run in part.greedy),
+    )
+
+
+def _greedy_row(name: str, run: GreedyRun) -> tuple[str, ...]:
+    if run.first_divergence is None:
+        none = f"none in {run.new_tokens}"
+        return (name, str(run.document), none, "–", "–", f"“{run.reference_text}”")
+    return (
+        name,
+        str(run.document),
+        f"token {run.first_divergence} of {run.new_tokens}",
+        f"{run.reference_margin:.3e} (bound {run.near_tie_bound:.3e})",
+        "yes" if run.near_tie else "no",
+        f"“{run.reference_text}” / “{run.candidate_text}”",
+    )
+
+
+def _worst(report: Report) -> Section:
+    return Section(
+        "Positions with the largest KL",
+        ("text", "document", "token", "KL", "context", "next", "reference", "candidate", "margin"),
+        tuple(
+            (
+                found.slice,
+                str(found.document),
+                str(found.token),
+                f"{found.kl:.3e}",
+                found.context,
+                found.target,
+                found.reference_top1,
+                found.candidate_top1,
+                f"{found.reference_margin:.3e}",
+            )
+            for found in report.worst
+        ),
+    )
+
+
+def _texts(report: Report) -> Section:
+    return Section(
+        "Texts",
+        ("text", "file", "bytes", "documents", "tokens scored", "bytes scored", "sha256"),
+        tuple(
+            (
+                part.name,
+                part.file,
+                str(part.bytes),
+                str(part.documents),
+                str(part.tokens_scored),
+                str(part.bytes_scored),
+                part.sha256[:16] + "…",
+            )
+            for part in report.slices
+        ),
+    )
+
+
+def _facts(title: str, rows: tuple[tuple[str, str], ...]) -> Section:
+    return Section(title, ("what", "value"), rows)
+
+
+def _protocol(report: Report) -> tuple[tuple[str, str], ...]:
+    protocol = report.protocol
+    bounds = protocol.near_tie_bound_median, protocol.near_tie_bound_max
+    shown = " / ".join("–" if bound is None else f"{bound:.3e}" for bound in bounds)
+    slope = "head not found" if protocol.head_slope is None else f"{protocol.head_slope:.6g}"
+    return (
+        ("in short", protocol.description),
+        ("document", protocol.documents),
+        ("counting", protocol.counting),
+        ("special tokens", protocol.special_tokens),
+        ("window", f"{protocol.window} of a context of {protocol.context} tokens"),
+        ("runs", f"batches of {protocol.batch_size}, chunks of {protocol.chunk} tokens"),
+        ("tokens asked for", str(protocol.max_tokens) if protocol.max_tokens else "all"),
+        ("near tie", f"reference logits closer than {protocol.near_tie_bound}"),
+        ("its median / largest", shown),
+        ("head slope", slope),
+        (
+            "greedy runs",
+            f"{protocol.greedy_new_tokens} tokens after {protocol.greedy_prompt_tokens}, "
+            f"{protocol.greedy_prompts} per text",
+        ),
+    )
+
+
+def _reference(report: Report) -> tuple[tuple[str, str], ...]:
+    facts = report.reference
+    return (
+        ("checkpoint", f"{facts.checkpoint} ({facts.format}, sha256 {facts.sha256[:16]}…)"),
+        ("model", f"{facts.model}, {facts.parameters} parameters, {facts.dtype}"),
+        ("attention", facts.attention),
+        ("tokenizer", f"{facts.tokenizer}, logits over {facts.vocab_size}"),
+        ("versions", _pairs(facts.versions)),
+        ("threads", str(facts.threads)),
+    )
+
+
+def _candidate(report: Report) -> tuple[tuple[str, str], ...]:
+    facts = report.candidate
+    return (
+        ("bundle", f"{facts.bundle} (manifest sha256 {facts.manifest_sha256[:16]}…)"),
+        ("from", f"{facts.checkpoint} (sha256 {facts.checkpoint_sha256[:16]}…)"),
+        ("stages", " → ".join(facts.stages)),
+        ("target", f"{facts.target}, {facts.dtype}, head {facts.head}"),
+        ("session options", _pairs(facts.session_options) or "none"),
+        ("provider", facts.provider),
+        ("versions", _pairs(facts.versions)),
+        ("threads", str(facts.threads)),
+    )
+
+
+def _machine(report: Report) -> tuple[tuple[str, str], ...]:
+    machine, timing = report.machine, report.timing
+    memory = f", {machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes else ""
+    return (
+        ("machine", f"{machine.cpu}, {machine.cpus} CPUs usable{memory}"),
+        ("system", f"{machine.system}, Python {machine.python}, headport {report.headport}"),
+        ("date", report.date),
+        (
+            "seconds",
+            f"scoring {timing.total:.1f} (reference {timing.reference:.1f} and candidate "
+            f"{timing.candidate:.1f} at the same time, statistics {timing.metrics:.1f}), "
+            f"greedy runs {timing.greedy:.1f}",
+        ),
+    )
+
+
+def _pairs(values: dict[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())

@@ -1,0 +1,52 @@
+"""A report for the terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from headport.validate.report import Report
+from headport.validate.tables import Section, headline, report_sections
+
+__all__ = ["render_terminal"]
+
+_CELL_COLUMNS = 60  # wider cells are cut in the last places of a table
+_SHOWN = ("Gates", "Figures", "Greedy runs", "Notes", "Machine and time")  # by first words
+
+
+def render_terminal(report: Report) -> str:
+    """The verdict, the figures and the protocol in short; the files hold the rest."""
+    parts = [headline(report)]
+    parts += [_table(s) for s in report_sections(report) if s.title.startswith(_SHOWN)]
+    parts += [f"protocol: {report.protocol.description}", headline(report)]
+    return "\n\n".join(parts)
+
+
+def _table(section: Section) -> str:
+    rows = [tuple(_cut(cell) for cell in row) for row in (section.columns, *section.rows)]
+    widths = [max(_width(row[i]) for row in rows) for i in range(len(section.columns))]
+    lines = [
+        "  ".join(
+            cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    # Facts and notes read by themselves; only real tables need their column names.
+    body = lines if len(section.columns) > 2 else lines[1:]
+    return "\n".join([section.title, *(f"  {line}" for line in body)])
+
+
+def _cut(cell: str) -> str:
+    if _width(cell) <= _CELL_COLUMNS:
+        return cell
+    kept = 0
+    width = 0
+    while width + _width(cell[kept]) < _CELL_COLUMNS:
+        width += _width(cell[kept])
+        kept += 1
+    return cell[:kept] + "…"
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal: wide characters take two, combining ones none."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)

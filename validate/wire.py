@@ -1,0 +1,115 @@
+"""What the validating process and its reference process say to each other.
+
+Each message is one JSON line. `Scored` is followed by its logits: rows · vocab_size float32,
+little-endian. The reference process imports this file, so it imports no graph or runtime code.
+"""
+
+from __future__ import annotations
+
+from typing import IO
+
+import msgspec
+
+from headport.validate.report import ReferenceFacts
+
+__all__ = [
+    "Answer",
+    "ContinueGreedily",
+    "Continued",
+    "Encode",
+    "Encoded",
+    "Failure",
+    "Ready",
+    "Request",
+    "Score",
+    "Scored",
+    "read_answer",
+    "read_request",
+    "write_message",
+]
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+    """Base of every message; `kind` tells them apart."""
+
+
+class Encode(_Message, frozen=True, tag="encode"):
+    """Ask for the token ids of texts, special tokens included."""
+
+    texts: tuple[str, ...]
+
+
+class Score(_Message, frozen=True, tag="score"):
+    """Ask for the logits after each of these tokens, which start a context of their own."""
+
+    token_ids: tuple[int, ...]
+
+
+class ContinueGreedily(_Message, frozen=True, tag="continue"):
+    """Ask for `steps` greedy tokens after each of some prompts of equal length."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    steps: int
+
+
+class Ready(_Message, frozen=True, tag="ready"):
+    """The model is loaded."""
+
+    facts: ReferenceFacts
+    head_slope: float | None
+
+
+class Encoded(_Message, frozen=True, tag="encoded"):
+    """Token ids of each text."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+
+
+class Scored(_Message, frozen=True, tag="scored"):
+    """Announces logits [rows, vocab_size]; the bounds are one per row, in logits."""
+
+    rows: int
+    vocab_size: int
+    near_tie_bound: tuple[float, ...]
+    seconds: float  # of the forward pass
+
+
+class Continued(_Message, frozen=True, tag="continued"):
+    """Greedy tokens of each prompt; per step, best minus second-best logit and near-tie bound."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    margins: tuple[tuple[float, ...], ...]
+    near_tie_bound: tuple[tuple[float, ...], ...]
+
+
+class Failure(_Message, frozen=True, tag="failure"):
+    """An expected failure: the name of a class in `headport.errors`, and its message."""
+
+    error: str
+    message: str
+
+
+Request = Encode | Score | ContinueGreedily
+Answer = Ready | Encoded | Scored | Continued | Failure
+
+_ENCODER = msgspec.json.Encoder()
+_REQUESTS = msgspec.json.Decoder(Request)
+_ANSWERS = msgspec.json.Decoder(Answer)
+
+
+def write_message(stream: IO[bytes], message: Request | Answer) -> None:
+    """Write one message and flush."""
+    stream.write(_ENCODER.encode(message) + b"\n")
+    stream.flush()
+
+
+def read_request(stream: IO[bytes]) -> Request | None:
+    """The next request, or None when the other side has closed the stream."""
+    line = stream.readline()
+    return _REQUESTS.decode(line) if line.endswith(b"\n") else None
+
+
+def read_answer(stream: IO[bytes]) -> Answer | None:
+    """The next answer, or None when the other side has closed the stream or died."""
+    line = stream.readline()
+    return _ANSWERS.decode(line) if line.endswith(b"\n") else None
