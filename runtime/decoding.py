@@ -118,12 +118,13 @@ class Decoder:
 
     def _prove(self, candidates: Candidates, n: int, row: Row) -> int:
         proved = self.ids.certified(candidates, n)
-        token_id = decide(proved, self.ids.ids, row.parameters.sampling, row.noise_key)
+        sampling = row.parameters.sampling
+        token_id = decide(proved, self.ids.ids, sampling, row.noise_key)
         if token_id is None:
             self.stats.fallbacks += 1
             raise RequestError(
                 f"row {row.index}, step {len(row.token_ids)}: the head proved {len(proved.ids)} of "
-                f"its {candidates.ids.shape[1]} candidates, too few to choose with {row.parameters.sampling}; "
+                f"its {candidates.ids.shape[1]} candidates, too few to choose with {sampling}; "
                 "decode greedily, or use a bundle whose head gives all logits"
             )
         self.stats.certified += 1

@@ -68,6 +68,7 @@ def resolve(options: Options, defaults: Defaults, prompts: int) -> Request:
         raise RequestError(f"no option {', '.join(unknown)}; the options are {known}")
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     check(given)
+    limit = given.get("max_new_tokens", defaults.max_new_tokens)
     temperature = float(given.get("temperature", defaults.temperature))
     filters = {name: given[name] for name in ("top_k", "top_p", "min_p") if name in given}
     if temperature == 0.0 and "temperature" not in given and Sampling(**filters).filters:
@@ -82,11 +83,11 @@ def resolve(options: Options, defaults: Defaults, prompts: int) -> Request:
             top_p=float(given.get("top_p", defaults.top_p)),
             min_p=float(given.get("min_p", defaults.min_p)),
         ),
-        max_new_tokens=given.get("max_new_tokens", defaults.max_new_tokens),
+        max_new_tokens=None if limit is None else int(limit),
         max_length=defaults.max_length,
         explicit_limit="max_new_tokens" in given,
         stop=_several(given.get("stop", defaults.stop)),
-        eos_token_ids=_several(given.get("eos_token_id", defaults.eos_token_ids)),
+        eos_token_ids=tuple(map(int, _several(given.get("eos_token_id", defaults.eos_token_ids)))),
         seeds=_seeds(given.get("seed"), prompts),
     )
 
@@ -94,7 +95,7 @@ def resolve(options: Options, defaults: Defaults, prompts: int) -> Request:
 def _seeds(seed: Any, prompts: int) -> tuple[int, ...] | None:
     if seed is None:
         return None
-    seeds = (int(seed),) * prompts if isinstance(seed, numbers.Integral) else tuple(seed)
+    seeds = (int(seed),) * prompts if isinstance(seed, numbers.Integral) else tuple(map(int, seed))
     if len(seeds) != prompts:
         raise RequestError(
             f"one seed, or one for each of the {prompts} prompts, was expected; "

@@ -1,0 +1,76 @@
+import msgspec
+import numpy as np
+import pytest
+
+from headport.bundle import Bundle
+from headport.errors import BundleError
+from headport.manifest import FileEntry, Vocabulary
+from headport.runner import Candidates
+from headport.runtime.vocabulary import IdMap
+
+
+def test_without_pruning_ids_stay_and_padding_goes():
+    ids = IdMap(3)
+    assert ids.ids.tolist() == [0, 1, 2]
+    assert ids.rows(np.array([[1, 2, 3, 99]], np.float32)).tolist() == [[1, 2, 3]]
+
+
+def test_pruned_columns_come_in_order_of_their_original_ids():
+    ids = IdMap(10, np.array([7, 2, 5], np.int32))
+    assert ids.ids.tolist() == [2, 5, 7]
+    rows = ids.rows(np.array([[70, 20, 50]], np.float32))
+    assert rows.tolist() == [[20, 50, 70]]
+    spread = ids.spread(rows)[0]
+    assert spread[[2, 5, 7]].tolist() == [20, 50, 70]
+    assert np.isneginf(np.delete(spread, [2, 5, 7])).all()
+
+
+def test_candidates_get_their_original_ids():
+    ids = IdMap(10, np.array([7, 2, 5], np.int32))
+    row = ids.certified(
+        Candidates(
+            ids=np.array([[2, 3, 0, 1]]),  # 3 is a padded row
+            logits=np.array([[4, 3, 2, 1]], np.float32),
+            logsumexp=np.zeros(1, np.float32),
+            certified_k=np.array([3]),
+        ),
+        0,
+    )
+    assert row.ids.tolist() == [5, 7] and row.logits.tolist() == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"), [([1, 10], r"\[10\]"), ([-1, 2], r"\[-1\]"), ([1, 1], "some twice")]
+)
+def test_a_map_must_name_different_known_ids(own, message):
+    with pytest.raises(BundleError, match=message):
+        IdMap(10, np.array(own, np.int32))
+
+
+def test_a_head_narrower_than_its_vocabulary_is_refused():
+    with pytest.raises(BundleError, match="3 logits per row expected, the head gives 2"):
+        IdMap(3).rows(np.zeros((1, 2), np.float32))
+
+
+def pruned(make_bundle, folder, values) -> Bundle:
+    np.save(folder / "vocab_map.npy", values)
+    bundle = make_bundle(folder)
+    manifest = msgspec.structs.replace(
+        bundle.manifest,
+        vocabulary=Vocabulary(size=257, padded_size=257, kept_size=3, map="vocab_map.npy"),
+        files={"vocab_map.npy": FileEntry(sha256="", bytes=0)},
+    )
+    return Bundle(folder, manifest)
+
+
+def test_the_map_is_read_from_the_bundle(make_bundle, tmp_path):
+    ids = IdMap.from_bundle(pruned(make_bundle, tmp_path, np.array([3, 9, 200], np.int32)))
+    assert ids.size == 257 and ids.ids.tolist() == [3, 9, 200]
+
+
+@pytest.mark.parametrize(
+    "values", [np.array([3, 9], np.int32), np.array([3, 9, 200]), np.array([None, 1, 2])]
+)
+def test_a_foreign_map_is_refused(make_bundle, tmp_path, values):
+    with pytest.raises(BundleError, match=r"vocab_map.npy"):
+        IdMap.from_bundle(pruned(make_bundle, tmp_path, values))
