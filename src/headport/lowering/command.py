@@ -1,0 +1,125 @@
+"""`headport lower`: portable bundle → bundle for one target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import onnx_ir as ir
+
+from headport.bundle import Bundle, draft_bundle
+from headport.command import OptionRecord, Outcome, option, positional
+from headport.errors import LoweringError, UsageError
+from headport.graphs import add_stage, load_graphs, rewrite_bundle
+from headport.lowering.attention import attention_windows
+from headport.lowering.head import packed_name
+from headport.lowering.match import Match, summarize
+from headport.lowering.parity import check_parity
+from headport.lowering.targets import TARGETS, Target
+from headport.manifest import Head, Manifest
+from headport.selftest import write_selftest
+
+__all__ = ["SUMMARY", "Options", "lower", "run"]
+
+SUMMARY = "Lower a portable bundle to one target, the last stage before it is run."
+
+
+class Options(OptionRecord, frozen=True):
+    """Options of `headport lower`."""
+
+    bundle: Annotated[Path, positional("portable bundle to read")]
+    output: Annotated[Path, option("bundle folder to write", flag="-o", metavar="BUNDLE")]
+    target: Annotated[Literal["ort-cpu"], option("what will run the bundle")]
+    force: Annotated[bool, option("replace an existing bundle")] = False
+
+
+def lower(options: Options) -> Bundle:
+    """Lower a bundle.
+
+    Raises:
+        UsageError: If the target is unknown.
+        LoweringError: If the bundle is lowered already or holds what the target cannot run.
+        OutputError: If the output cannot be written.
+        ParityError: If the lowered files do not answer like the portable ones.
+    """
+    if options.target not in TARGETS:
+        raise UsageError(f"--target {options.target}: use one of {', '.join(TARGETS)}")
+    target = TARGETS[options.target]
+    source = Bundle.open(options.bundle)
+    if source.manifest.target != "portable":
+        raise LoweringError(
+            f"{source.path} is already lowered to {source.manifest.target}; "
+            "lower the portable bundle it was made from"
+        )
+    with draft_bundle(options.output, force=options.force) as draft:
+        models = load_graphs(source)
+        windows = attention_windows(_backbone(source.manifest, models))
+        matches = _apply(target, source.manifest, models)
+        manifest = rewrite_bundle(source, models, draft.path)
+        preview = draft.preview(_lowered(manifest, models, target))
+        parity = check_parity(source, preview, windows)
+        manifest = write_selftest(preview)
+        lowered, portable = summarize(matches)
+        report = {"lowered": lowered, "portable": portable, "parity": asdict(parity)}
+        return draft.commit(add_stage(manifest, "lower", {"target": target.name}, report))
+
+
+def _backbone(manifest: Manifest, models: dict[str, ir.Model]) -> ir.Model:
+    return next(models[name] for name, g in manifest.graphs.items() if g.role == "backbone")
+
+
+def _apply(target: Target, manifest: Manifest, models: dict[str, ir.Model]) -> list[Match]:
+    matches: list[Match] = []
+    backbone = _backbone(manifest, models)
+    for rewrite in target.backbone:
+        matches += rewrite(backbone)
+    for name, head in manifest.heads.items():
+        for rewrite_head in target.head:
+            matches += rewrite_head(models[head.graph], head, name)
+    return matches
+
+
+def _lowered(manifest: Manifest, models: dict[str, ir.Model], target: Target) -> Manifest:
+    heads = {name: _renamed(head, models[head.graph]) for name, head in manifest.heads.items()}
+    return msgspec.structs.replace(manifest, heads=heads, target=target.name)
+
+
+def _renamed(head: Head, model: ir.Model) -> Head:
+    packed = packed_name(head.weight)
+    if packed not in model.graph.initializers:
+        return head
+    return msgspec.structs.replace(head, weight=packed)
+
+
+def run(options: Options) -> Outcome:
+    """Lower and say what matched and what stayed portable."""
+    bundle = lower(options)
+    report = bundle.manifest.provenance.stages[-1].report
+    text = "\n".join(_lines(bundle, report))
+    return Outcome(text, {"bundle": str(options.output), "manifest": bundle.manifest})
+
+
+def _lines(bundle: Bundle, report: dict[str, Any]) -> Iterable[str]:
+    parity = report["parity"]
+    yield f"{bundle.path.name}: lowered to {bundle.manifest.target}"
+    for what, count in report["lowered"].items():
+        yield f"lowered   {count} × {what}"
+    for what in report["portable"]:
+        yield f"portable  {what}"
+    yield (
+        f"parity with the portable bundle: hidden states within "
+        f"{max(parity['hidden_states'].values()):.1e} of their largest (accepted "
+        f"{parity['hidden_states_limit']:.0e}) over {len(parity['hidden_states'])} ways to run it, "
+        f"max |Δlogit| {parity['max_abs_logit_error']:.2g}"
+    )
+    for name, head in parity["heads"].items():
+        yield (
+            f"head {name} on the same hidden states: max |Δlogit| {head['max_abs_logit_error']:.2g}"
+            f", {head['largest_share_of_bound']:.1%} of the {head['accepted']}"
+        )
+    if parity["windows_not_crossed"]:
+        windows = ", ".join(map(str, parity["windows_not_crossed"]))
+        yield f"note: no parity run was long enough to cross attention windows of {windows} tokens"

@@ -1,0 +1,161 @@
+"""The INT8 head as ONNX Runtime's 8-bit kernel runs it.
+
+    Gemm(x, DequantizeLinear(Q, S), b?, transB=1)
+      →  rounded:   MatMulNBits(x) + guard + b
+         residual:  MatMulNBits([x₁; x − x₁]) split in two and added, + guard + b
+
+The kernel rounds each block of its input to INT8 with scale amax / 127. `residual` hands it two
+rows for one: x₁, x already rounded that way, which the kernel's own rounding leaves as it is, and
+the rest x − x₁, at most half a step, whose rounding is some 254 times finer. Weights are read once
+for both.
+
+The kernel turns NaN into a number; guard = Σ_h 0 · x_h is 0, or NaN where x holds NaN or infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from headport.errors import LoweringError
+from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
+from headport.lowering.match import Match
+from headport.manifest import Head
+
+__all__ = ["lower_head", "packed_name"]
+
+_PATTERN = "DequantizeLinear + Gemm"
+_OPERATOR = "MatMulNBits"
+_INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to INT8 per block
+_ZERO_POINT = 128  # the operator stores 8-bit weights unsigned
+
+
+def packed_name(weight: str) -> str:
+    """Name of a lowered INT8 weight, from the name of its portable form."""
+    return f"{weight}.nbits"
+
+
+def lower_head(model: ir.Model, head: Head, name: str) -> list[Match]:
+    """Give a head the fastest operator that keeps the activations it was quantised for.
+
+    Args:
+        model: The head's graph; changed in place.
+        head: Its manifest entry.
+        name: The head's name, for messages.
+
+    Raises:
+        LoweringError: If the manifest says int8 and the graph does not have that form.
+    """
+    where = f"head {name}"
+    if head.quantization is None:
+        return [Match(where, "Gemm", None, "its weight is not quantised")]
+    if head.quantization.format != "int8":
+        reason = f"there is no faster operator for a weight stored as {head.quantization.format}"
+        return [Match(where, "Cast + Gemm", None, reason)]
+    product = _find_product(model, where)
+    if head.quantization.activations == "exact":
+        return [Match(where, _PATTERN, None, "exact activations were asked for")]
+    tail = _TAILS[head.quantization.activations]
+    _lower(model, product, tail)
+    became = f"{_OPERATOR}, {head.quantization.activations} activations"
+    return [Match(where, _PATTERN, became)]
+
+
+def _find_product(model: ir.Model, where: str) -> ir.Node:
+    for node in model.graph:
+        restore = node.inputs[1].producer() if node.op_type == "Gemm" and node.inputs[1] else None
+        if (
+            restore is not None
+            and restore.op_type == "DequantizeLinear"
+            and len(restore.inputs) == 2
+            and (attribute(restore, "axis", 1), attribute(node, "transB", 0)) == (1, 1)
+            and (attribute(node, "alpha", 1.0), attribute(node, "beta", 1.0)) == (1.0, 1.0)
+        ):
+            return node
+    raise LoweringError(
+        f"{where}: the manifest says int8, but the graph has no {_PATTERN}(transB=1)"
+    )
+
+
+def _lower(model: ir.Model, product: ir.Node, tail: Callable[..., list[ir.Value]]) -> None:
+    graph = model.graph
+    x, restored = product.inputs[0], product.inputs[1]
+    assert x is not None and restored is not None
+    restore = restored.producer()
+    assert restore is not None
+    weight, scale = restore.inputs
+    assert weight is not None and scale is not None and weight.const_value is not None
+    block = int(attribute(restore, "block_size", 0))
+    V, H = weight.const_value.shape.numpy()
+    packed = _pack(weight.const_value.numpy(), block)
+    name = packed_name(weight.name or "")
+    packed_value = ir.val(name, const_value=ir.tensor(packed, name=name))
+    graph.register_initializer(packed_value)
+    emit = Emitter(graph, product, "head")
+
+    def multiply(rows: ir.Value) -> ir.Value:
+        return emit.op(
+            _OPERATOR,
+            [rows, packed_value, scale],
+            "products",
+            domain=CONTRIB,
+            K=H,
+            N=V,
+            bits=8,
+            block_size=block,
+            accuracy_level=_INT8_ACTIVATIONS,
+        )
+
+    terms = tail(emit, x, H, block, multiply)
+    zeros = emit.op("Mul", [x, emit.scalar(0.0, np.float32)], "zeros")
+    terms.append(emit.op("ReduceSum", [zeros, emit.ints(1)], "guard", keepdims=1))
+    if len(product.inputs) > 2 and product.inputs[2] is not None:
+        terms.append(product.inputs[2])
+    replace(graph, product, [emit.op("Sum", terms, "product")])
+    graph.remove(restore, safe=True)
+    del graph.initializers[weight.name or ""]
+    model.opset_imports[CONTRIB] = 1
+
+
+def _rounded(
+    emit: Emitter, x: ir.Value, H: int, block: int, multiply: Callable[[ir.Value], ir.Value]
+) -> list[ir.Value]:
+    del emit, H, block
+    return [multiply(x)]
+
+
+def _residual(
+    emit: Emitter, x: ir.Value, H: int, block: int, multiply: Callable[[ir.Value], ir.Value]
+) -> list[ir.Value]:
+    count = -(-H // block)
+    padded = x
+    if count * block != H:
+        padded = emit.op("Pad", [x, emit.ints(0, count * block - H), None, emit.ints(1)], "padded")
+    blocks = emit.op("Reshape", [padded, emit.ints(0, count, block)], "blocks")
+    size = emit.op("Abs", [blocks], "magnitudes")
+    largest = emit.op("ReduceMax", [size, emit.ints(2)], "amax", keepdims=1)
+    step = emit.op("Div", [largest, emit.scalar(127.0, np.float32)], "step")
+    is_zero = emit.op("Equal", [step, emit.scalar(0.0, np.float32)], "step_is_zero")
+    safe = emit.op("Where", [is_zero, emit.scalar(1.0, np.float32), step], "safe_step")
+    whole = emit.op("Round", [emit.op("Div", [blocks, safe], "quotient")], "whole")
+    first_blocks = emit.op("Mul", [whole, safe], "first_blocks")
+    first = emit.op("Reshape", [first_blocks, emit.ints(0, count * block)], "first_padded")
+    if count * block != H:
+        first = emit.op("Slice", [first, emit.ints(0), emit.ints(H), emit.ints(1)], "first")
+    rest = emit.op("Sub", [x, first], "rest")
+    both = emit.op("Concat", [first, rest], "first_and_rest", axis=0)
+    return list(emit.ops("Split", [multiply(both)], ("of_first", "of_rest"), axis=0, num_outputs=2))
+
+
+_TAILS: dict[str, Callable[..., list[ir.Value]]] = {"residual": _residual, "rounded": _rounded}
+
+
+def _pack(weight: np.ndarray[tuple[int, ...], np.dtype[np.int8]], block: int) -> np.ndarray:
+    # [V, H] int8 → [V, ceil(H / block), block] uint8, filled up with zeros.
+    V, H = weight.shape
+    count = -(-H // block)
+    packed = np.full((V, count * block), _ZERO_POINT, np.uint8)
+    packed[:, :H] = (weight.astype(np.int16) + _ZERO_POINT).astype(np.uint8)
+    return packed.reshape(V, count, block)

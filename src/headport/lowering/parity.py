@@ -1,0 +1,210 @@
+"""Parity: the lowered files against the portable bundle they were made from, both as they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.bundle import Bundle
+from headport.errors import ParityError
+from headport.lowering.bounds import head_bound
+from headport.progress import bar
+from headport.runner import Runner, open_runner
+from headport.session import SessionSettings
+
+__all__ = ["HeadParity", "ParityReport", "check_parity", "plan_cases"]
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+# Of the largest magnitude; two right float32 (float16) programs differ by far less.
+RELATIVE = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
+_REACH = 640  # tokens; windows and contexts below it are crossed
+_SHORT = 24
+_HEAD_ROWS = 32
+_TINY = 1e-30  # keeps a comparison with zeros defined
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run a batch: new tokens per row, step by step.
+
+    A step is as wide as its longest row, so `steps` also says which rows are idle or padded.
+    """
+
+    name: str
+    capacity: int  # tokens
+    steps: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class HeadParity:
+    """A head on the same hidden states: how far apart both forms are."""
+
+    max_abs_logit_error: float  # logits
+    largest_share_of_bound: float  # |Δ| divided by what is accepted for that logit; ≤ 1
+    accepted: str  # how the accepted difference was found
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """What was compared. Hidden-state errors are relative to their largest magnitude."""
+
+    hidden_states: dict[str, float]  # by case
+    hidden_states_limit: float
+    heads: dict[str, HeadParity]
+    max_abs_logit_error: float  # logits, backbone and head together
+    positions: int  # compared
+    windows_not_crossed: tuple[int, ...]  # longer than any case
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.positions
+            and all(error <= self.hidden_states_limit for error in self.hidden_states.values())
+            and all(head.largest_share_of_bound <= 1 for head in self.heads.values())
+        )
+
+
+def plan_cases(max_context: int, windows: tuple[int, ...]) -> tuple[Case, ...]:
+    """Ragged prompts and decode, chunks with idle rows, a full cache, and one row alone.
+
+    Args:
+        max_context: Tokens the model can hold.
+        windows: Attention windows of its layers, 0 for none.
+    """
+    crossed = [w + 8 for w in windows if 0 < w <= _REACH]
+    longest = max_context if max_context <= _REACH else max(_SHORT, *crossed, 0)
+    longest = max(1, min(longest, max_context))
+    prompt = max(1, longest - 4)
+    short, middle = min(3, prompt), min(9, prompt)
+    chunk = max(1, prompt // 3)
+    decode = [(1, 1, 1), (1, 0, 1), (1, 1, 0)][: longest - prompt]
+    return (
+        Case("ragged", longest, ((prompt, short, middle), *decode)),
+        Case(
+            "chunks",
+            longest,
+            tuple(
+                tuple(min(chunk, max(0, total - start)) for total in (prompt, short, middle))
+                for start in range(0, prompt, chunk)
+            ),
+        ),
+        # The second row's chunk is padded over the end of the first row, which it fills exactly.
+        Case(
+            "full cache",
+            prompt,
+            ((prompt - 1, 0), (1, min(7, prompt)), (0, prompt - min(7, prompt))),
+        ),
+        Case("alone", longest, ((prompt,), *[(1,)] * (longest - prompt))),
+    )
+
+
+def check_parity(
+    portable: Bundle,
+    lowered: Bundle,
+    windows: tuple[int, ...],
+    settings: SessionSettings | None = None,
+) -> ParityReport:
+    """Run both bundles in every way and compare hidden states, then heads on the same ones.
+
+    Raises:
+        ParityError: If they differ by more than their arithmetic explains.
+    """
+    manifest = portable.manifest
+    cases = plan_cases(manifest.model.max_context, windows)
+    limit = RELATIVE[manifest.model.dtype]
+    with bar(2 * len(cases) + 2, "parity", "run") as progress:
+        before, after = open_runner(portable, settings), open_runner(lowered, settings)
+        progress.update()
+        errors, kept, positions = {}, [], 0
+        for case in cases:
+            expected = _run(before, case, manifest.vocabulary.size)
+            progress.update()
+            found = _run(after, case, manifest.vocabulary.size)
+            progress.update()
+            errors[case.name] = _relative_error(found, expected)
+            positions += len(expected)
+            kept.append((expected[-_HEAD_ROWS:], found[-_HEAD_ROWS:]))
+        rows, lowered_rows = (np.concatenate(part) for part in zip(*kept, strict=True))
+        heads = {name: _head_parity(before, after, portable, name, rows) for name in manifest.heads}
+        chained = [
+            _largest(_logits(after, name, lowered_rows) - _logits(before, name, rows))
+            for name in manifest.heads
+        ]
+        progress.update()
+    reach = max(sum(row) for case in cases for row in zip(*case.steps, strict=True))
+    missed = tuple(sorted({w for w in windows if w >= reach}))
+    report = ParityReport(errors, limit, heads, max(chained, default=0.0), positions, missed)
+    if not report:
+        raise ParityError(_complaint(report))
+    return report
+
+
+def _complaint(report: ParityReport) -> str:
+    worst = max(report.hidden_states, key=lambda name: report.hidden_states[name])
+    if not report.hidden_states[worst] <= report.hidden_states_limit:
+        return (
+            f"the lowered backbone does not answer like the portable one: {worst!r} differs by "
+            f"{report.hidden_states[worst]:.2g} of the largest hidden state, "
+            f"{report.hidden_states_limit:.2g} is accepted; nothing was written"
+        )
+    name = max(report.heads, key=lambda name: report.heads[name].largest_share_of_bound)
+    head = report.heads[name]
+    return (
+        f"the lowered head {name} does not answer like the portable one: max |Δlogit| "
+        f"{head.max_abs_logit_error:.3g}, {head.largest_share_of_bound:.3g} times what is accepted "
+        f"({head.accepted}); nothing was written"
+    )
+
+
+def _run(runner: Runner, case: Case, vocab_size: int) -> Float32:
+    """Hidden states of all valid positions of a case, [positions, H]."""
+    rng = np.random.Generator(np.random.Philox(key=3))
+    cache = runner.new_cache(len(case.steps[0]), case.capacity)
+    return np.concatenate(list(_step_rows(runner, cache, case, vocab_size, rng)))
+
+
+def _step_rows(
+    runner: Runner, cache: object, case: Case, vocab_size: int, rng: np.random.Generator
+) -> Iterator[Float32]:
+    for step in case.steps:
+        lengths = np.array(step, np.int64)
+        ids = rng.integers(0, vocab_size, (len(step), max(1, int(lengths.max()))))
+        hidden = runner.forward(cache, ids, lengths)  # type: ignore[arg-type]
+        for row, length in zip(hidden, lengths, strict=True):
+            yield row[:length]
+
+
+def _relative_error(found: Float32, expected: Float32) -> float:
+    return _largest(found - expected) / max(_largest(expected), _TINY)
+
+
+def _largest(values: npt.NDArray[np.floating]) -> float:
+    largest = float(np.abs(values).max(initial=0.0))
+    return largest if np.isfinite(largest) else np.inf
+
+
+def _logits(runner: Runner, name: str, rows: Float32) -> npt.NDArray[np.float64]:
+    logits = runner.head(rows, name).logits
+    assert logits is not None, "only heads that give logits are lowered"
+    return logits.astype(np.float64)
+
+
+def _head_parity(
+    before: Runner, after: Runner, portable: Bundle, name: str, rows: Float32
+) -> HeadParity:
+    expected, found = _logits(before, name, rows), _logits(after, name, rows)
+    quantization = portable.manifest.heads[name].quantization
+    if quantization is not None and quantization.format == "int8":
+        bound = head_bound(portable, name, rows.astype(np.float64))
+        accepted = f"bound of int8 products with {quantization.activations} activations"
+    else:
+        relative = RELATIVE["fp32"]  # heads compute in float32 whatever the backbone's type
+        bound = np.full_like(expected, relative * max(_largest(expected), _TINY))
+        accepted = f"{relative:g} of the largest |logit|"
+    error = np.abs(found - expected)
+    share = np.where(np.isfinite(error), error / bound, np.inf)
+    return HeadParity(_largest(error), float(share.max()), accepted)
