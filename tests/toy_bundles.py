@@ -88,14 +88,16 @@ def write_toy(
     scale: float = 1.0,
     softcap: float | None = None,
     tied: bool = False,
+    backbone: ir.Model | None = None,
+    max_context: int = 32,
     **changes: Any,
 ) -> Bundle:
-    """Write a bundle with this head, W [V, H], behind a lookup of V rows."""
+    """Write a bundle with this head, W [V, H], behind a lookup of V rows or a given backbone."""
     V, H = weight.shape
     rng = np.random.default_rng(5)
     embedding = weight if tied else rng.normal(size=(V, H)).astype(weight.dtype)
     graphs = {
-        "backbone": lookup_backbone(embedding),
+        "backbone": backbone or lookup_backbone(embedding),
         "head.lm": head_graph(weight, bias, scale, softcap),
     }
     head = Head(
@@ -120,7 +122,13 @@ def write_toy(
             },
             heads={"lm": head},
             tensors=tensors,
-            model=Model(architecture="Toy", hidden_size=H, layers=0, max_context=32, dtype=dtype),
+            model=Model(
+                architecture="Toy",
+                hidden_size=H,
+                layers=0,
+                max_context=max_context,
+                dtype=dtype,
+            ),
             vocabulary=Vocabulary(size=V, padded_size=V, kept_size=None, map=None),
             session_options={"session.qdq_matmulnbits_accuracy_level": "0"},
         )

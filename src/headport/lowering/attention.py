@@ -179,8 +179,10 @@ def _lower(model: ir.Model, layer: _Layer) -> None:
 def _rows(emit: Emitter, value: ir.Value, name: str, missing: int) -> ir.Value:
     # [B, heads, T, D] → [B, T, heads · size], each head filled up with zeros.
     if missing:
-        pads = emit.ints(0, missing)
-        value = emit.op("Pad", [value, pads, None, emit.ints(3)], f"{name}_padded")
+        # All axes are named by place: ONNX Runtime 1.32 moves a Transpose across a Pad that lists
+        # its axes without adapting the list, and then fails.
+        pads = emit.ints(0, 0, 0, 0, 0, 0, 0, missing)
+        value = emit.op("Pad", [value, pads], f"{name}_padded")
     swapped = emit.op("Transpose", [value], f"{name}_rows", perm=[0, 2, 1, 3])
     return emit.op("Reshape", [swapped, emit.ints(0, 0, -1)], f"{name}_flat")
 

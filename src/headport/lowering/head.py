@@ -132,7 +132,7 @@ def _residual(
     count = -(-H // block)
     padded = x
     if count * block != H:
-        padded = emit.op("Pad", [x, emit.ints(0, count * block - H), None, emit.ints(1)], "padded")
+        padded = emit.op("Pad", [x, emit.ints(0, 0, 0, count * block - H)], "padded")
     blocks = emit.op("Reshape", [padded, emit.ints(0, count, block)], "blocks")
     size = emit.op("Abs", [blocks], "magnitudes")
     largest = emit.op("ReduceMax", [size, emit.ints(2)], "amax", keepdims=1)
