@@ -85,9 +85,7 @@ def manifest(**changes: Any) -> Manifest:
         schema_version=1,
         license=License(id=None, source="none", files=()),
         provenance=Provenance(checkpoint="table", format="none", sha256="0", stages=()),
-        model=Model(
-            architecture="Table", hidden_size=2, layers=0, max_context=64, dtype="fp32"
-        ),
+        model=Model(architecture="Table", hidden_size=2, layers=0, max_context=64, dtype="fp32"),
         graphs={},
         heads={
             "lm": Head(

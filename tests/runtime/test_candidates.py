@@ -74,7 +74,11 @@ def test_mass_over_all_tokens_is_not_decided(sampling):
 
 def test_a_generator_over_candidates_gives_the_tokens_of_one_over_logits(make):
     full, certified = make(), make(certified=60)
-    for options in ({}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.0, "top_k": 20, "seed": 5}):
+    for options in (
+        {},
+        {"temperature": 0.8, "seed": 5},
+        {"temperature": 1.0, "top_k": 20, "seed": 5},
+    ):
         expected = full.generate(["ab", "c"], max_new_tokens=20, eos_token_id=(), **options)
         found = certified.generate(["ab", "c"], max_new_tokens=20, eos_token_id=(), **options)
         assert [f.token_ids for f in found] == [e.token_ids for e in expected]
@@ -84,7 +88,9 @@ def test_a_generator_over_candidates_gives_the_tokens_of_one_over_logits(make):
 
 def test_a_generator_that_cannot_decide_says_so_and_counts_it(make):
     generator = make(certified=0)
-    with pytest.raises(RequestError, match="row 0, step 0: the head proved 0 of its 257 candidates"):
+    with pytest.raises(
+        RequestError, match="row 0, step 0: the head proved 0 of its 257 candidates"
+    ):
         generator.generate("a")
     assert generator.stats.fallbacks == 1 and generator.stats.certified == 0
 
@@ -104,5 +110,5 @@ def test_padded_candidates_are_no_tokens(make, table):
 
 
 def test_logits_and_scores_need_all_logits(make):
-    with pytest.raises(RequestError, match="needs? a head that gives all"):
+    with pytest.raises(RequestError, match=r"needs? a head that gives all"):
         make(certified=5).score("abc")

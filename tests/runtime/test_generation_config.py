@@ -67,7 +67,9 @@ def test_what_would_change_tokens_is_refused_by_name(name, value):
 
 
 def test_all_refused_fields_are_named_at_once():
-    with pytest.raises(BundleError, match=r"num_beams=2, top_h=0.5.*ignore=\('num_beams', 'top_h'\)"):
+    with pytest.raises(
+        BundleError, match=r"num_beams=2, top_h=0.5.*ignore=\('num_beams', 'top_h'\)"
+    ):
         read_defaults({"top_h": 0.5, "num_beams": 2})
 
 

@@ -46,7 +46,11 @@ def test_one_backbone_run_per_step_for_the_whole_batch(make, chain):
 def test_rows_do_not_depend_on_their_batch(make):
     prompts = ["ab", "q", [3, 250, 7, 9, 11], "hello world"]
     options = {"max_new_tokens": 12, "eos_token_id": ()}
-    for more in ({}, {"temperature": 1.0, "seed": 7}, {"temperature": 0.8, "top_p": 0.9, "seed": 1}):
+    for more in (
+        {},
+        {"temperature": 1.0, "seed": 7},
+        {"temperature": 0.8, "top_p": 0.9, "seed": 1},
+    ):
         together = make().generate(prompts, **options, **more)
         alone = [make().generate([p], **options, **more)[0] for p in prompts]
         reversed_ = make().generate(prompts[::-1], **options, **more)[::-1]
@@ -130,14 +134,14 @@ def test_logits_that_are_not_finite_raise_with_row_and_step(make, chain, bad):
     broken[C, 17] = bad
     generator = make(broken)
     assert generator.generate("a", max_new_tokens=2)[0].token_ids == [B, C]
-    with pytest.raises(NonFiniteError, match="row 1, step 2: .* position 17"):
+    with pytest.raises(NonFiniteError, match=r"row 1, step 2: .* position 17"):
         generator.generate([[END], "a"], eos_token_id=())
 
 
 def test_a_prompt_beyond_the_context_names_both_numbers(make):
-    with pytest.raises(PromptError, match="60 tokens and 5 more .* context holds 64"):
+    with pytest.raises(PromptError, match=r"60 tokens and 5 more .* context holds 64"):
         make().generate("a" * 60, max_new_tokens=5)
-    with pytest.raises(PromptError, match="8 tokens and 3 more .* context holds 10"):
+    with pytest.raises(PromptError, match=r"8 tokens and 3 more .* context holds 10"):
         make(options={"max_context": 10}).generate("a" * 8, max_new_tokens=3)
 
 
@@ -159,9 +163,9 @@ def test_nothing_runs_before_all_checks(make):
 def test_what_a_bundle_must_have(make, make_bundle):
     with pytest.raises(BundleError, match="no head 'lm'"):
         make(heads={})
-    with pytest.raises(BundleError, match="eos_token_id: ids from 0 to 256 .* 300 found"):
+    with pytest.raises(BundleError, match=r"eos_token_id: ids from 0 to 256 .* 300 found"):
         make(defaults={"eos_token_id": [3, 300]})
-    with pytest.raises(BundleError, match="repetition_penalty=1.2"):
+    with pytest.raises(BundleError, match=r"repetition_penalty=1.2"):
         make(defaults={"repetition_penalty": 1.2})
     make(defaults={"repetition_penalty": 1.2}, options={"ignore": ["repetition_penalty"]})
     with pytest.raises(RequestError, match="max_context must be from 1 to the model's 64"):
@@ -174,7 +178,9 @@ def test_a_bundle_is_opened_with_its_checks(tmp_path):
 
 
 def test_defaults_of_the_bundle_hold(make):
-    generator = make(defaults={"do_sample": True, "temperature": 0.7, "top_k": 5, "max_new_tokens": 3})
+    generator = make(
+        defaults={"do_sample": True, "temperature": 0.7, "top_k": 5, "max_new_tokens": 3}
+    )
     [reply] = generator.generate("ab", seed=4)
     assert len(reply.token_ids) == 3
     assert (reply.parameters.sampling.temperature, reply.parameters.sampling.top_k) == (0.7, 5)

@@ -46,5 +46,5 @@ def test_refused_with_range_and_value(name, values):
 
 
 def test_all_faults_at_once():
-    with pytest.raises(RequestError, match="temperature must be .*; top_p must be"):
+    with pytest.raises(RequestError, match=r"temperature must be .*; top_p must be"):
         check({"temperature": -1, "top_k": 3, "top_p": 2})

@@ -59,7 +59,9 @@ def test_what_the_call_asks_for_must_fit(length, fits):
     if fits:
         assert limits([length], {"max_new_tokens": 4}) == [4]
         return
-    with pytest.raises(PromptError, match=f"has {length} tokens and 4 more .* the context holds 32"):
+    with pytest.raises(
+        PromptError, match=f"has {length} tokens and 4 more .* the context holds 32"
+    ):
         limits([length], {"max_new_tokens": 4})
 
 
@@ -72,9 +74,9 @@ def test_presets_are_cut_to_the_context_row_by_row():
 
 
 def test_a_prompt_that_fills_all_room_is_refused():
-    with pytest.raises(PromptError, match="32 tokens and at least 1 .* the context holds 32"):
+    with pytest.raises(PromptError, match=r"32 tokens and at least 1 .* the context holds 32"):
         limits([32], {})
-    with pytest.raises(PromptError, match="12 tokens and at least 1 .* max_length holds 12"):
+    with pytest.raises(PromptError, match=r"12 tokens and at least 1 .* max_length holds 12"):
         limits([12], {}, max_length=12)
 
 

@@ -130,7 +130,13 @@ def test_filters_do_not_move_the_noise():
 @pytest.mark.parametrize("size", [1, 2, 31, 33, 257, 1009])
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(), Sampling(1.0), Sampling(0.7, 50), Sampling(0.7, 0, 0.9), Sampling(1.3, 40, 0.9, 0.05)],
+    [
+        Sampling(),
+        Sampling(1.0),
+        Sampling(0.7, 50),
+        Sampling(0.7, 0, 0.9),
+        Sampling(1.3, 40, 0.9, 0.05),
+    ],
 )
 def test_any_vocabulary_size(size, sampling):
     row = np.random.default_rng(size).normal(size=size).astype(np.float32)

@@ -4,7 +4,6 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from headport.bundle import Bundle
 from headport.errors import BundleError
 from headport.runtime.text import TextStream, Tokens
 
@@ -149,7 +148,11 @@ def test_leading_ids(byte_level, byte_fallback):
 
 def test_special_tokens_come_as_texts(tmp_path, make_bundle, byte_level):
     Tokenizer.from_file(str(byte_level_file(make_bundle))).save(str(tmp_path / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "x_token": None}
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "x_token": None,
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert Tokens(make_bundle(tmp_path)).special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
 
