@@ -1,0 +1,121 @@
+"""The one factory of sessions: options, thread counts, errors, and buffers bound in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from headport import session
+from headport.errors import BundleError, UsageError
+from headport.session import Session, SessionSettings, open_session, usable_cpus
+
+
+def _session(folder: Path, text: str, settings: SessionSettings | None = None) -> Session:
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 23]>\n{text}')
+    ir.save(model, folder / "m.onnx")
+    return open_session(folder / "m.onnx", {}, settings)
+
+
+ADD = "g (float[n] x, float[n] y) => (float[n] z) { z = Add (x, y) }"
+
+
+def test_ports_and_run(tmp_path: Path) -> None:
+    found = _session(tmp_path, "g (float16[n, 3] x) => (float16[n, 3] y) { y = Neg (x) }")
+    assert (found.inputs, found.outputs, found.shape("x")) == (("x",), ("y",), ("n", 3))
+    assert found.dtype("x") == np.float16 and found.dtype("y") == np.float16
+    assert found.run({"x": np.ones((2, 3), np.float16)})["y"].tolist() == [[-1] * 3] * 2
+
+
+def test_bound_buffers_are_seen_and_updated_in_place(tmp_path: Path) -> None:
+    found = _session(tmp_path, ADD)
+    x, y = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
+    binding = found.bind()
+    binding.input("x", x)
+    binding.input("y", y)
+    binding.output("z", y)  # the sum replaces y
+    for expected in ([11, 22], [12, 24]):
+        binding.run()
+        assert y.tolist() == expected
+    x[:] = 100
+    binding.run()
+    assert y.tolist() == [112, 124]
+
+
+def test_bound_buffers_stay_alive(tmp_path: Path) -> None:
+    binding = _session(tmp_path, ADD).bind()
+    out = np.zeros(4, np.float32)
+    binding.input("x", np.full(4, 1, np.float32))  # nobody else keeps these
+    binding.input("y", np.full(4, 2, np.float32))
+    binding.output("z", out)
+    _ = [np.full(4, 9, np.float32) for _ in range(100)]  # would reuse freed memory
+    binding.run()
+    assert out.tolist() == [3] * 4
+
+
+def test_buffers_that_would_be_copied_are_refused(tmp_path: Path) -> None:
+    binding = _session(tmp_path, ADD).bind()
+    with pytest.raises(ValueError, match="C-contiguous and writable"):
+        binding.input("x", np.zeros(8, np.float32)[::2])
+    frozen = np.zeros(4, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="C-contiguous and writable"):
+        binding.output("z", frozen)
+
+
+def test_session_options_reach_the_session(tmp_path: Path) -> None:
+    # DequantizeLinear → MatMul is fused and rounds activations, unless the option forbids it.
+    rng = np.random.default_rng(0)
+    H, V, block = 64, 32, 32
+    q = rng.integers(-127, 128, (H, V)).astype(np.int8)
+    scale = rng.uniform(0.001, 0.01, (H // block, V)).astype(np.float32)
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["": 23]>\n'
+        f"g (float[n, {H}] x, int8[{H}, {V}] q, float[{H // block}, {V}] s) => (float[n, {V}] y) {{"
+        f" w = DequantizeLinear <axis = 0, block_size = {block}> (q, s) y = MatMul (x, w) }}"
+    )
+    from tests.toy_bundles import register
+
+    register(model, "q", q)
+    register(model, "s", scale)
+    ir.save(model, tmp_path / "m.onnx")
+    x = rng.normal(size=(1, H)).astype(np.float32)
+    expected = x.astype(np.float64) @ (q * np.repeat(scale.astype(np.float64), block, axis=0))
+    key = "session.qdq_matmulnbits_accuracy_level"
+    errors = {
+        level: np.abs(open_session(tmp_path / "m.onnx", {key: level}).run({"x": x})["y"] - expected)
+        for level in ("0", "4")
+    }
+    assert errors["0"].max() < 1e-5 < 1e-3 < errors["4"].max()
+
+
+def test_unreadable_graphs_name_the_file(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"not a graph")
+    with pytest.raises(BundleError, match=r"m\.onnx: ONNX Runtime cannot load it"):
+        open_session(tmp_path / "m.onnx", {})
+
+
+def test_a_provider_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    settings = SessionSettings(provider="NoSuchExecutionProvider")
+    with pytest.raises(UsageError, match="NoSuchExecutionProvider is not in this"):
+        _session(tmp_path, ADD, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000\n", None), ("200000 100000\n", 2), ("150000 100000\n", 2), ("", None)],
+)
+def test_quota_of_a_control_group(tmp_path: Path, text: str, expected: int | None) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert session._cpu_quota(tmp_path / "cpu.max") == expected
+    assert session._cpu_quota(tmp_path / "missing") is None
+
+
+def test_threads_follow_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000")
+    monkeypatch.setattr(session, "_CGROUP_QUOTA", tmp_path / "cpu.max")
+    assert usable_cpus() == 1
+    monkeypatch.setattr(session, "_CGROUP_QUOTA", tmp_path / "none")
+    assert usable_cpus() >= 1
