@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,8 @@ from headport.session import usable_cpus
 from headport.validate.assembly import Findings, Settings, assemble_report
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import check_ids, compare, prepare
-from headport.validate.documents import read_texts
-from headport.validate.gates import check_slices, read_gates
+from headport.validate.documents import Text, read_texts
+from headport.validate.gates import GateRule, check_slices, read_gates
 from headport.validate.greedy import run_greedy
 from headport.validate.markdown import render_markdown
 from headport.validate.reference_process import ReferenceProcess
@@ -22,7 +23,7 @@ from headport.validate.report import ReferenceFacts, Report
 from headport.validate.terminal import render_terminal
 from headport.validate.webpage import render_webpage
 
-__all__ = ["SUMMARY", "Options", "run", "validate"]
+__all__ = ["SUMMARY", "Options", "run", "validate", "validate_with"]
 
 SUMMARY = "Compare a bundle with its PyTorch reference on texts, and decide by gates."
 
@@ -64,37 +65,69 @@ def validate(options: Options) -> Report:
         NonFiniteError: If a logit is NaN or infinite.
         ReferenceProcessError: If the reference process died.
     """
+    task = _read_task(options)
+    cpus = usable_cpus()
+    with ReferenceProcess(options.reference, cpus - _candidate_threads(cpus)) as reference:
+        return _validate(task, reference)
+
+
+def validate_with(reference: ReferenceProcess, options: Options) -> Report:
+    """As `validate`, with a reference that is already running and may serve again.
+
+    Args:
+        reference: Runs the checkpoint `options.reference`; nothing asked.
+        options: As for `validate`.
+    """
+    return _validate(_read_task(options), reference)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Options whose files have been read and found in order."""
+
+    options: Options
+    rules: tuple[GateRule, ...] | None
+    texts: list[Text]
+    bundle: Bundle
+
+
+def _read_task(options: Options) -> _Task:
     _check(options)
     rules = read_gates(options.gates) if options.gates else None
     texts = read_texts(options.text)
     check_slices(rules or (), [text.name for text in texts])
-    bundle = Bundle.open(options.bundle)
-    cpus = usable_cpus()
-    threads = max(1, cpus // 2)  # both sides compute at the same time
-    with ReferenceProcess(options.reference, max(1, cpus - threads)) as reference:
-        # The reference loads meanwhile.
-        candidate = Candidate(bundle, threads)
-        materials = prepare(texts, candidate, options.max_tokens)
-        ready = reference.ready()
-        _check_vocabulary(ready.facts, candidate)
-        check_ids(materials, candidate, reference)
-        window = min(options.window, candidate.context)
-        comparison = compare(
-            materials, candidate, reference, window=window, batch_size=options.batch_size
-        )
-        started = time.perf_counter()
-        greedy = run_greedy(materials, candidate, reference, options.greedy_tokens)
-        greedy_seconds = time.perf_counter() - started
-    found = Findings(materials, comparison, greedy, greedy_seconds, ready)
+    return _Task(options, rules, texts, Bundle.open(options.bundle))
+
+
+def _candidate_threads(cpus: int) -> int:
+    # Both sides compute at the same time, and threads beyond the CPUs would only spin.
+    return max(1, cpus // 2)
+
+
+def _validate(task: _Task, reference: ReferenceProcess) -> Report:
+    options = task.options
+    candidate = Candidate(task.bundle, _candidate_threads(usable_cpus()))
+    materials = prepare(task.texts, candidate, options.max_tokens)
+    ready = reference.ready()
+    _check_vocabulary(ready.facts, candidate)
+    check_ids(materials, candidate, reference)
+    window = min(options.window, candidate.context)
+    comparison = compare(
+        materials, candidate, reference, window=window, batch_size=options.batch_size
+    )
+    started = time.perf_counter()
+    greedy = run_greedy(materials, candidate, reference, options.greedy_tokens)
+    seconds = time.perf_counter() - started
     settings = Settings(
         window=window,
         batch_size=options.batch_size,
         max_tokens=options.max_tokens,
         greedy_tokens=options.greedy_tokens,
-        rules=rules,
+        rules=task.rules,
         rules_source=options.gates.name if options.gates else None,
     )
-    return assemble_report(bundle, candidate, found, settings)
+    found = Findings(materials, comparison, greedy, seconds, ready)
+    return assemble_report(task.bundle, candidate, found, settings)
 
 
 def _check(options: Options) -> None:

@@ -153,7 +153,7 @@ def compare(
     parts: list[list[RowScores]] = [[] for _ in materials]
     bounds: list[list[Float64]] = [[] for _ in materials]
     worst = WorstPositions()
-    before, metrics_seconds = candidate.seconds, 0.0
+    before, metrics_seconds = (candidate.seconds, reference.seconds), 0.0
     started = time.perf_counter()
     batches = _batches(_jobs(materials, window), batch_size)
     ahead = next(batches)
@@ -184,8 +184,8 @@ def compare(
         ),
         worst=worst,
         seconds=time.perf_counter() - started,
-        reference_seconds=reference.seconds,
-        candidate_seconds=candidate.seconds - before,
+        candidate_seconds=candidate.seconds - before[0],
+        reference_seconds=reference.seconds - before[1],
         metrics_seconds=metrics_seconds,
     )
 

@@ -9,8 +9,9 @@ from headport.validate.tables import Section, headline, report_sections
 
 __all__ = ["render_markdown"]
 
-# Whatever could open a link, an image, HTML, code, emphasis, a mention or another cell.
-_ACTIVE = re.compile(r"([\\`*_{}\[\]()<>#|!~$@:&])")
+# Whatever could open a link, an image, HTML, code, emphasis, a formula, a mention or another
+# cell; `_` inside a word opens nothing.
+_ACTIVE = re.compile(r"[\\`*\[\]<>#|~$@&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.")
 
 
 def render_markdown(report: Report) -> str:
@@ -29,11 +30,11 @@ def _table(section: Section) -> str:
         f"## {_escape(section.title)}",
         "",
         _row(section.columns),
-        _row(tuple("---" for _ in section.columns)),
-        *(_row(tuple(_escape(cell) for cell in row)) for row in section.rows),
+        "| " + " | ".join("---" for _ in section.columns) + " |",
+        *(_row(row) for row in section.rows),
     ]
     return "\n".join(lines)
 
 
 def _row(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join(_escape(cell) for cell in cells) + " |"

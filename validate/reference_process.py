@@ -61,11 +61,12 @@ class ReferenceProcess:
     before it was read; then both sides compute at the same time.
     """
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int = 1) -> None:
+        """Start loading `model` at once; `threads` < 1 counts as 1."""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         environment = os.environ | {
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(max(1, threads)),
+            "MKL_NUM_THREADS": str(max(1, threads)),
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
         }
@@ -77,6 +78,7 @@ class ReferenceProcess:
             env=environment,
             pipesize=_PIPE_BYTES,
         )
+        self._ready: Ready | None = None
         self.seconds = 0.0  # spent in forward passes of `score`
 
     def __enter__(self) -> ReferenceProcess:
@@ -101,13 +103,15 @@ class ReferenceProcess:
                 stream.close()
 
     def ready(self) -> Ready:
-        """Wait until the model is loaded; to be called once, first.
+        """Facts of the model; the first call waits until it is loaded.
 
         Raises:
             CheckpointError: If it cannot be loaded.
             ReferenceProcessError: If the process died.
         """
-        return self._receive(Ready)
+        if self._ready is None:
+            self._ready = self._receive(Ready)
+        return self._ready
 
     def encode(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token ids of texts as the checkpoint's own tokenizer gives them."""
@@ -149,6 +153,8 @@ class ReferenceProcess:
 
     def _receive(self, kind: type[_A]) -> _A:
         assert self._process.stdout is not None
+        if kind is not Ready:
+            self.ready()  # always the first answer
         answer = read_answer(self._process.stdout)
         if answer is None:
             raise self._death()

@@ -22,7 +22,10 @@ def render_terminal(report: Report) -> str:
 
 
 def _table(section: Section) -> str:
-    rows = [tuple(_cut(cell) for cell in row) for row in (section.columns, *section.rows)]
+    real = len(section.columns) > 2  # facts and notes read by themselves, uncut, without names
+    rows = [
+        tuple(_cut(c) for c in row) if real else row for row in (section.columns, *section.rows)
+    ]
     widths = [max(_width(row[i]) for row in rows) for i in range(len(section.columns))]
     lines = [
         "  ".join(
@@ -30,9 +33,7 @@ def _table(section: Section) -> str:
         ).rstrip()
         for row in rows
     ]
-    # Facts and notes read by themselves; only real tables need their column names.
-    body = lines if len(section.columns) > 2 else lines[1:]
-    return "\n".join([section.title, *(f"  {line}" for line in body)])
+    return "\n".join([section.title, *(f"  {line}" for line in lines[0 if real else 1 :])])
 
 
 def _cut(cell: str) -> str:

@@ -1,0 +1,158 @@
+"""A complete report made by hand, for tests of whatever reads reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headport.metrics import Drift
+from headport.validate.report import (
+    CandidateFacts,
+    GateResult,
+    GreedyRun,
+    MachineFacts,
+    Metrics,
+    Position,
+    Protocol,
+    ReferenceFacts,
+    Report,
+    SliceReport,
+    Timing,
+    metrics_from_drift,
+)
+
+
+def drift(**changes: float | None) -> Drift:
+    """Figures of a good INT8 head."""
+    values: dict[str, Any] = {
+        "top1_agreement": 0.99,
+        "top5_agreement": 0.98,
+        "top10_agreement": 0.97,
+        "top1_agreement_tie_adjusted": 0.995,
+        "top5_agreement_tie_adjusted": 0.985,
+        "top10_agreement_tie_adjusted": 0.975,
+        "perplexity_reference": 20.0,
+        "perplexity_candidate": 20.02,
+        "perplexity_ratio": 1.001,
+        "bits_per_byte_reference": 1.1,
+        "bits_per_byte_candidate": 1.1002,
+        "kl_mean": 4e-4,
+        "kl_p99": 2e-3,
+        "kl_max": 5e-3,
+        "max_abs_logit_error": 0.2,
+    }
+    return Drift(**(values | changes))
+
+
+def metrics(**changes: float | None) -> Metrics:
+    return metrics_from_drift(drift(**changes))
+
+
+def report(name: str = "prose", text: str = "the head", **changes: Any) -> Report:
+    """A report; `name` and `text` stand wherever a name or text from outside appears."""
+    part = SliceReport(
+        name=name,
+        file=f"{name}.txt",
+        sha256="0" * 64,
+        bytes=100,
+        bytes_scored=98,
+        documents=1,
+        tokens_scored=42,
+        metrics=metrics(),
+        greedy=(
+            GreedyRun(
+                document=0,
+                prompt_tokens=8,
+                new_tokens=4,
+                first_divergence=2,
+                reference_margin=1e-5,
+                near_tie_bound=2e-5,
+                near_tie=True,
+                reference_text=text,
+                candidate_text=text,
+            ),
+        ),
+    )
+    position = Position(
+        slice=name,
+        document=0,
+        token=7,
+        kl=5e-3,
+        context=text,
+        target=text,
+        reference_top1=text,
+        candidate_top1=text,
+        reference_margin=0.01,
+    )
+    made = Report(
+        schema_version=1,
+        verdict="passed",
+        date="2026-01-01T00:00:00+00:00",
+        headport="0.1.0",
+        gates=(
+            GateResult(
+                metric="kl_mean", slice=None, min=None, max=2e-3, value=4e-4, verdict="passed"
+            ),
+        ),
+        gates_source="defaults of int8",
+        tokens_scored=42,
+        documents=1,
+        bytes_scored=98,
+        metrics=metrics(),
+        slices=(part,),
+        worst=(position,),
+        notes=(text,),
+        protocol=Protocol(
+            description="in short",
+            documents="blocks",
+            counting="once",
+            special_tokens="nothing before, nothing after",
+            window=64,
+            context=64,
+            batch_size=1,
+            chunk=512,
+            max_tokens=0,
+            near_tie_bound="formula",
+            near_tie_bound_median=1e-5,
+            near_tie_bound_max=2e-5,
+            head_slope=1.0,
+            greedy_prompts=2,
+            greedy_prompt_tokens=32,
+            greedy_new_tokens=4,
+        ),
+        reference=ReferenceFacts(
+            checkpoint=name,
+            format="safetensors",
+            sha256="1" * 64,
+            model="LlamaForCausalLM",
+            dtype="float32",
+            parameters=1000,
+            attention="sdpa",
+            tokenizer="Tokenizer",
+            vocab_size=257,
+            threads=1,
+            versions={"torch": "2"},
+        ),
+        candidate=CandidateFacts(
+            bundle=name,
+            manifest_sha256="2" * 64,
+            files={"backbone.onnx": "3" * 64},
+            checkpoint=name,
+            checkpoint_sha256="1" * 64,
+            stages=("export", "quantize"),
+            target="portable",
+            dtype="fp32",
+            recipe="int8",
+            head="int8 block 64, activations residual",
+            session_options={"session.qdq_matmulnbits_accuracy_level": "0"},
+            provider="CPUExecutionProvider",
+            threads=1,
+            versions={"onnxruntime": "1"},
+        ),
+        machine=MachineFacts(
+            system="Linux", cpu="a CPU", cpus=2, memory_bytes=8 << 30, python="3.11"
+        ),
+        timing=Timing(reference=2.0, candidate=1.5, metrics=0.2, total=2.5, greedy=0.5),
+    )
+    return msgspec.structs.replace(made, **changes)
