@@ -73,8 +73,11 @@ class TracedCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if layer_idx in self.present or layer_idx >= len(self.past_keys):
             raise ExportError(f"attention layer {layer_idx} was reached twice or is not declared")
-        full_key = torch.cat([self.past_keys[layer_idx], key], 2)
-        full_value = torch.cat([self.past_values[layer_idx], value], 2)
+        # Only their shape matters: the operator joins past and new by itself. Taking the length
+        # from the mask keeps sums of symbols out of the tracer, which is much faster.
+        total = self.attention_mask.shape[1]
+        full_key = key.new_empty((*key.shape[:2], total, key.shape[3]))
+        full_value = value.new_empty((*value.shape[:2], total, value.shape[3]))
         self.pending = (layer_idx, key, value, full_key, full_value)
         return full_key, full_value
 
@@ -85,7 +88,7 @@ class TracedCache(Cache):
         return self.past_keys[0].shape[2]
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[Any, int]:
-        return self.past_keys[0].shape[2] + query_length, 0
+        return self.attention_mask.shape[1], 0
 
     def __len__(self) -> int:
         return len(self.past_keys)
@@ -188,7 +191,7 @@ def _attention(
         raise ExportError(f"{kind}: attention takes {', '.join(odd)}, which is not supported")
     past_key, past_value = cache.past_keys[layer], cache.past_values[layer]
     batch, heads, tokens, size = query.shape
-    past = past_key.shape[2]
+    total = cache.attention_mask.shape[1]
     inputs = [query, new_key, new_value, past_key, past_value, cache.attention_mask]
     if s_aux is not None:
         inputs.append(s_aux)
@@ -209,8 +212,8 @@ def _attention(
         dtypes=(query.dtype, new_key.dtype, new_value.dtype),
         shapes=(
             (batch, tokens, heads, new_value.shape[3]),
-            (batch, new_key.shape[1], past + tokens, new_key.shape[3]),
-            (batch, new_value.shape[1], past + tokens, new_value.shape[3]),
+            (batch, new_key.shape[1], total, new_key.shape[3]),
+            (batch, new_value.shape[1], total, new_value.shape[3]),
         ),
         version=1,
     )

@@ -8,11 +8,15 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
+from onnxscript.optimizer import optimize
+from onnxscript.rewriter.onnx_fusions import fuse
 
 from headport.errors import ExportError
 from headport.export.attention import TracedCache, one_attention
 from headport.export.checkpoint import quiet_libraries
 from headport.export.functions import DOMAIN, OPSET, POSITIONS
+from headport.export.lighten import skip_decompositions
 from headport.export.hygiene import (
     check_attention,
     finish_graph,
@@ -22,6 +26,7 @@ from headport.export.hygiene import (
 
 __all__ = ["CacheShape", "cache_shapes", "trace_backbone"]
 
+_ITERATIONS = 2  # of the optimiser; a second one folds what the first uncovered
 # Sizes of the traced example: all different, none 1, so that no two dimensions are taken for one.
 _BATCH, _SEQUENCE, _PAST = 2, 3, 5
 
@@ -154,28 +159,22 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
         [torch.zeros((_BATCH, s.heads, _PAST, s.key_size), dtype=dtype) for s in shapes],
         [torch.zeros((_BATCH, s.heads, _PAST, s.value_size), dtype=dtype) for s in shapes],
     )
-    free = torch.export.Dim.DYNAMIC
-    two: dict[int, Any] = {0: free, 1: free}
-    dynamic = (two, two, [{0: free, 2: free}] * layers, [{0: free, 2: free}] * layers)
+    # Named dimensions: all caches share one symbol for the past, which keeps the tracer's algebra
+    # small (it is half of the export's time otherwise).
+    batch, past = torch.export.Dim("batch"), torch.export.Dim("past")
+    new = torch.export.Dim("new")
+    cached = [{0: batch, 2: past}] * layers
+    dynamic = ({0: batch, 1: new}, {0: batch, 1: torch.export.Dim("total")}, cached, cached)
     kinds = ("key", "value")
     inputs = [f"past_key_values.{i}.{kind}" for kind in kinds for i in range(layers)]
-    outputs = [f"present.{i}.{kind}" for kind in kinds for i in range(layers)]
+    outputs = ["hidden_states"]
+    outputs += [f"present.{i}.{kind}" for kind in kinds for i in range(layers)]
     try:
         with torch.no_grad(), quiet_libraries(), one_attention(model) as active:
             program = torch.export.export(
                 _Backbone(model, active), arguments, dynamic_shapes=dynamic, strict=False
             )
-        with torch.no_grad(), quiet_libraries():
-            exported = torch.onnx.export(
-                program,
-                (),
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=["input_ids", "attention_mask", *inputs],
-                output_names=["hidden_states", *outputs],
-                optimize=False,
-                verbose=False,
-            )
+        exported = _translate(program, ["input_ids", "attention_mask", *inputs], outputs)
     except ExportError:
         raise
     except Exception as error:  # the exporter wraps whatever model code raises
@@ -184,16 +183,41 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
             raise cause from error
         lines = str(cause).strip().splitlines() or [type(cause).__name__]
         raise ExportError(f"{type(model).__name__} cannot be traced: {lines[0]}") from error
-    assert exported is not None
     backbone = exported.model
     names = {p.data_ptr(): name for name, p in model.named_parameters() if p.numel()}
     name_initializers(backbone, names, prefix="model.")
     store_transposed(backbone)
-    exported.optimize()
-    backbone = exported.model
+    # The exporter writes shape arithmetic once per layer; merging it first leaves the optimiser,
+    # whose time grows faster than the graph, a tenth of its work.
+    RemoveUnusedNodesPass()(backbone)
+    CommonSubexpressionEliminationPass()(backbone)
+    optimize(backbone, num_iterations=_ITERATIONS)
+    fuse(backbone)
     finish_graph(backbone, _cache_dims(shapes))
     check_attention(backbone, layers, type(model).__name__)
     return backbone
+
+
+def _translate(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str]) -> Any:
+    def attempt() -> Any:
+        with torch.no_grad(), quiet_libraries():
+            return torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=inputs,
+                output_names=outputs,
+                optimize=False,
+                verbose=False,
+            )
+
+    if skip_decompositions(program):
+        try:
+            return attempt()
+        except torch.onnx.OnnxExporterError:
+            del program.run_decompositions  # the class's own method again
+    return attempt()
 
 
 def _cache_dims(shapes: tuple[CacheShape, ...]) -> dict[str, tuple[int, int]]:
