@@ -238,6 +238,8 @@ def test_whole_bundle(tmp_path: Path, activations: str) -> None:
     )
     parity = bundle.manifest.provenance.stages[-1].report["parity"]["heads"]["lm"]
     assert 0 <= parity["largest_share_of_bound"] <= 1
-    hidden = np.random.default_rng(3).normal(size=(4, 24)).astype(np.float32)
+    tolerance = bundle.manifest.selftest.logits  # softcap 8, so logits are at most 8
+    assert tolerance <= 8e-4 if activations != "rounded" else 8e-4 < tolerance <= 1.6e-2
+    hidden = np.random.default_rng(4).normal(size=(4, 24)).astype(np.float32)
     a, b = (open_runner(x).head(hidden).logits for x in (source, bundle))
     assert np.abs(a - b).max() < {"residual": 2e-3, "rounded": 0.2, "exact": 1e-6}[activations]

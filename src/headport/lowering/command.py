@@ -118,7 +118,7 @@ def _lines(bundle: Bundle, report: dict[str, Any]) -> Iterable[str]:
     for name, head in parity["heads"].items():
         yield (
             f"head {name} on the same hidden states: max |Δlogit| {head['max_abs_logit_error']:.2g}"
-            f", {head['largest_share_of_bound']:.1%} of the {head['accepted']}"
+            f", {head['largest_share_of_bound']:.1%} of what is accepted ({head['accepted']})"
         )
     if parity["windows_not_crossed"]:
         windows = ", ".join(map(str, parity["windows_not_crossed"]))
