@@ -8,8 +8,12 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
-from onnxscript.optimizer import optimize
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    LiftConstantsToInitializersPass,
+    RemoveUnusedNodesPass,
+)
+from onnxscript.optimizer import fold_constants, optimize
 from onnxscript.rewriter.onnx_fusions import fuse
 
 from headport.errors import ExportError
@@ -26,7 +30,6 @@ from headport.export.hygiene import (
 
 __all__ = ["CacheShape", "cache_shapes", "trace_backbone"]
 
-_ITERATIONS = 2  # of the optimiser; a second one folds what the first uncovered
 # Sizes of the traced example: all different, none 1, so that no two dimensions are taken for one.
 _BATCH, _SEQUENCE, _PAST = 2, 3, 5
 
@@ -187,15 +190,22 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
     names = {p.data_ptr(): name for name, p in model.named_parameters() if p.numel()}
     name_initializers(backbone, names, prefix="model.")
     store_transposed(backbone)
-    # The exporter writes shape arithmetic once per layer; merging it first leaves the optimiser,
-    # whose time grows faster than the graph, a tenth of its work.
-    RemoveUnusedNodesPass()(backbone)
-    CommonSubexpressionEliminationPass()(backbone)
-    optimize(backbone, num_iterations=_ITERATIONS)
-    fuse(backbone)
+    _optimize(backbone)
     finish_graph(backbone, _cache_dims(shapes))
     check_attention(backbone, layers, type(model).__name__)
     return backbone
+
+
+def _optimize(model: ir.Model) -> None:
+    # The exporter writes shape arithmetic once per layer; merging it first leaves the optimiser,
+    # whose time grows with the square of the graph, a fraction of its work.
+    RemoveUnusedNodesPass()(model)
+    CommonSubexpressionEliminationPass()(model)
+    optimize(model, num_iterations=1)
+    fold_constants(model)  # what the first round uncovered
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    RemoveUnusedNodesPass()(model)
+    fuse(model)
 
 
 def _translate(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str]) -> Any:
