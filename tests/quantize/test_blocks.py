@@ -51,11 +51,15 @@ def test_relative_error_does_not_depend_on_magnitude(factor: float) -> None:
     assert (scale > 0).all() and np.abs(rounded.astype(int)).max() == 127
 
 
-def test_smallest_numbers_of_float32_survive() -> None:
-    weight = _row(1e-45, -3e-45, 1e-43)  # the smallest subnormal, twice it, and a larger one
+@pytest.mark.parametrize("units", [1, 36, 64, 127, 190, 191, 1000, 100_000])
+def test_smallest_numbers_of_float32_survive(units: int) -> None:
+    # In units of the smallest subnormal number: 36 / 127 rounds to a scale of 0, and 190 / 127 to
+    # 1, which is too small for the quotient to stay within 127.
+    weight = (np.array([[units, -units, units // 2, *[0] * 13]]) * 2.0**-149).astype(np.float32)
     rounded, scale = quantize_blocks(weight, 16)
-    assert scale[0, 0] > 0 and np.abs(rounded.astype(int)).max() <= 127
-    assert np.abs(dequantize_blocks(rounded, scale, 16) - weight).max() <= scale[0, 0]
+    assert scale[0, 0] > 0
+    error = np.abs(dequantize_blocks(rounded, scale, 16) - weight)
+    assert error.max() <= scale[0, 0] / 2
 
 
 def test_any_shape_is_within_half_a_step() -> None:
