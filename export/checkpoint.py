@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,6 +127,19 @@ def quiet_libraries() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
+@contextmanager
+def _no_gguf_bar() -> Iterator[None]:
+    # The GGUF reader shows a bar of its own, which transformers' switch does not reach.
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    shown = reader.tqdm
+    reader.tqdm = partial(shown, disable=True)
+    try:
+        yield
+    finally:
+        reader.tqdm = shown
+
+
 def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
     """Load the causal language model, untouched, on CPU, in evaluation mode.
 
@@ -147,7 +161,7 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> An
         }
     else:
         _check_architecture(checkpoint)
-    with quiet_libraries():
+    with quiet_libraries(), _no_gguf_bar():
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 checkpoint.folder,
