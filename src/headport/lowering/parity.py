@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +14,14 @@ from headport.bundle import Bundle
 from headport.errors import ParityError
 from headport.lowering.bounds import head_bound
 from headport.progress import bar
-from headport.runner import Runner, open_runner
+from headport.runner import Cache, Runner, open_runner
 from headport.session import SessionSettings
 
 __all__ = ["HeadParity", "ParityReport", "check_parity", "plan_cases"]
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 
 # Of the largest magnitude; two right float32 (float16) programs differ by far less.
 RELATIVE = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
@@ -115,29 +118,32 @@ def check_parity(
     """
     manifest = portable.manifest
     cases = plan_cases(manifest.model.max_context, windows)
-    limit = RELATIVE[manifest.model.dtype]
     with bar(2 * len(cases) + 2, "parity", "run") as progress:
-        before, after = open_runner(portable, settings), open_runner(lowered, settings)
-        progress.update()
-        errors, kept, positions = {}, [], 0
-        for case in cases:
-            expected = _run(before, case, manifest.vocabulary.size)
-            progress.update()
-            found = _run(after, case, manifest.vocabulary.size)
-            progress.update()
-            errors[case.name] = _relative_error(found, expected)
-            positions += len(expected)
-            kept.append((expected[-_HEAD_ROWS:], found[-_HEAD_ROWS:]))
-        rows, lowered_rows = (np.concatenate(part) for part in zip(*kept, strict=True))
-        heads = {name: _head_parity(before, after, portable, name, rows) for name in manifest.heads}
-        chained = [
-            _largest(_logits(after, name, lowered_rows) - _logits(before, name, rows))
-            for name in manifest.heads
-        ]
-        progress.update()
+        # One after the other, so that only one of the two is in memory.
+        before = _observe(portable, cases, None, progress, settings)
+        gc.collect()
+        after = _observe(lowered, cases, before.rows, progress, settings)
+    errors = {
+        case.name: _relative_error(found, expected)
+        for case, found, expected in zip(cases, after.hidden, before.hidden, strict=True)
+    }
+    heads = {
+        name: _head_parity(portable, name, before.rows, expected, after.same_logits[name])
+        for name, expected in before.same_logits.items()
+    }
+    chained = [
+        _largest(after.own_logits[name] - expected) for name, expected in before.own_logits.items()
+    ]
     reach = max(sum(row) for case in cases for row in zip(*case.steps, strict=True))
     missed = tuple(sorted({w for w in windows if w >= reach}))
-    report = ParityReport(errors, limit, heads, max(chained, default=0.0), positions, missed)
+    report = ParityReport(
+        hidden_states=errors,
+        hidden_states_limit=RELATIVE[manifest.model.dtype],
+        heads=heads,
+        max_abs_logit_error=max(chained, default=0.0),
+        positions=sum(len(expected) for expected in before.hidden),
+        windows_not_crossed=missed,
+    )
     if not report:
         raise ParityError(_complaint(report))
     return report
@@ -160,20 +166,48 @@ def _complaint(report: ParityReport) -> str:
     )
 
 
-def _run(runner: Runner, case: Case, vocab_size: int) -> Float32:
-    """Hidden states of all valid positions of a case, [positions, H]."""
-    rng = np.random.Generator(np.random.Philox(key=3))
-    cache = runner.new_cache(len(case.steps[0]), case.capacity)
-    return np.concatenate(list(_step_rows(runner, cache, case, vocab_size, rng)))
+@dataclass(frozen=True)
+class _Observed:
+    """What one bundle answered."""
+
+    hidden: list[Float32]  # per case, all valid positions [positions, H]
+    rows: Float32  # a sample of them, [N, H]
+    own_logits: dict[str, Float64]  # by head, [N, V], of these rows
+    same_logits: dict[str, Float64]  # by head, of rows that both bundles were given
+
+
+def _observe(
+    bundle: Bundle,
+    cases: tuple[Case, ...],
+    same_rows: Float32 | None,
+    progress: Any,
+    settings: SessionSettings | None,
+) -> _Observed:
+    manifest = bundle.manifest
+    runner = open_runner(bundle, settings)
+    progress.update()
+    hidden = []
+    for case in cases:
+        rng = np.random.Generator(np.random.Philox(key=3))
+        cache = runner.new_cache(len(case.steps[0]), case.capacity)
+        steps = _step_rows(runner, cache, case, manifest.vocabulary.size, rng)
+        hidden.append(np.concatenate(list(steps)))
+        progress.update()
+    rows = np.concatenate([part[-_HEAD_ROWS:] for part in hidden])
+    own = {name: _logits(runner, name, rows) for name in manifest.heads}
+    if same_rows is None:
+        return _Observed(hidden, rows, own, own)
+    same = {name: _logits(runner, name, same_rows) for name in manifest.heads}
+    return _Observed(hidden, rows, own, same)
 
 
 def _step_rows(
-    runner: Runner, cache: object, case: Case, vocab_size: int, rng: np.random.Generator
+    runner: Runner, cache: Cache, case: Case, vocab_size: int, rng: np.random.Generator
 ) -> Iterator[Float32]:
     for step in case.steps:
         lengths = np.array(step, np.int64)
         ids = rng.integers(0, vocab_size, (len(step), max(1, int(lengths.max()))))
-        hidden = runner.forward(cache, ids, lengths)  # type: ignore[arg-type]
+        hidden = runner.forward(cache, ids, lengths)
         for row, length in zip(hidden, lengths, strict=True):
             yield row[:length]
 
@@ -187,16 +221,16 @@ def _largest(values: npt.NDArray[np.floating]) -> float:
     return largest if np.isfinite(largest) else np.inf
 
 
-def _logits(runner: Runner, name: str, rows: Float32) -> npt.NDArray[np.float64]:
+def _logits(runner: Runner, name: str, rows: Float32) -> Float64:
     logits = runner.head(rows, name).logits
-    assert logits is not None, "only heads that give logits are lowered"
+    if logits is None:  # candidates: what ranks them is what lowering changes
+        logits = runner.quantised(rows, name).logits
     return logits.astype(np.float64)
 
 
 def _head_parity(
-    before: Runner, after: Runner, portable: Bundle, name: str, rows: Float32
+    portable: Bundle, name: str, rows: Float32, expected: Float64, found: Float64
 ) -> HeadParity:
-    expected, found = _logits(before, name, rows), _logits(after, name, rows)
     quantization = portable.manifest.heads[name].quantization
     if quantization is not None and quantization.format == "int8":
         bound = head_bound(portable, name, rows.astype(np.float64))
