@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -117,3 +119,13 @@ def test_sampled_tokens_are_those_of_an_independent_sampler(generator):
         row = logits[len(reply.prompt_token_ids) + step - 1]
         assert torch_choice(row, 99, step, 0.9, 40, 0.95) == token_id
     assert len(set(reply.token_ids)) > NEW / 2
+
+
+def test_the_example_of_the_user_page_runs(tiny_bundle, capsys):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "runtime.md").read_text()
+    example = page.split("```python\n", 1)[1].split("```", 1)[0]
+    names: dict = {}
+    exec(example.replace('"model.bundle"', repr(str(tiny_bundle))), names)
+    assert len(names["replies"]) == 2 and names["replies"][0].seed == 7
+    assert names["prompt"][-1] == 0
+    assert capsys.readouterr().out
