@@ -28,15 +28,15 @@ def random_pair(scale: float, vocab_size: int = 3001, count: int = 12) -> tuple[
     return z, c, rng.integers(0, vocab_size, count)
 
 
+def exact_log_softmax(x: Any) -> Any:
+    x = x.astype(np.longdouble)
+    x = x - x.max(axis=1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+
 def exact(z: Any, c: Any, targets: Any) -> tuple[Any, Any, Any]:
     """NLLs and KL in extended precision, straight from the definitions."""
-
-    def log_softmax(x: Any) -> Any:
-        x = x.astype(np.longdouble)
-        x = x - x.max(axis=1, keepdims=True)
-        return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
-
-    a, b, index = log_softmax(z), log_softmax(c), np.arange(len(targets))
+    a, b, index = exact_log_softmax(z), exact_log_softmax(c), np.arange(len(targets))
     return -a[index, targets], -b[index, targets], (np.exp(a) * (a - b)).sum(axis=1)
 
 
@@ -66,6 +66,14 @@ def test_series_and_float64_meet_at_the_limit() -> None:
     above = score_rows(z, (z + delta * np.float32(1.001)).astype(np.float32), targets, below.kl * 0)
     assert (below.max_abs_error < 0.5).all() and (above.max_abs_error > 0.5).all()
     np.testing.assert_allclose(above.kl, below.kl * 1.001**2, rtol=1e-3)
+
+
+def test_large_deviations_of_rare_tokens_by_hand() -> None:
+    z = np.array([[math.log(9), 0]], np.float32)  # p = 0.9 0.1
+    c = z + np.array([[0.49, -0.49]], np.float32)  # e = 0.098 −0.882: the end of the series
+    p, q = np.exp(exact_log_softmax(z)), exact_log_softmax(c)
+    expected = float((p * (np.log(p) - q)).sum())
+    assert score(z, c, [0]).kl[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_equal_logits_have_no_drift() -> None:
