@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,12 +39,30 @@ class MaskSpec:
     def __init__(self, window: int) -> None:
         self.window = window
 
+    @classmethod
+    def __torch_function__(cls, *_args: Any, **_kwargs: Any) -> Any:
+        raise ExportError(
+            "attention is computed by the model itself instead of through transformers' attention "
+            "interface; this architecture is not supported yet"
+        )
+
     def to(self, *_args: Any, **_kwargs: Any) -> MaskSpec:
         """Return itself: models move and cast masks."""
         return self
 
 
-class TracedCache(Cache):
+@dataclass(frozen=True)
+class _Update:
+    """What one layer put into the cache, and the full-length tensors it got back."""
+
+    layer: int
+    key: torch.Tensor
+    value: torch.Tensor
+    full_key: torch.Tensor
+    full_value: torch.Tensor
+
+
+class TracedCache(Cache):  # type: ignore[misc]  # transformers is not type-checked
     """A KV cache whose past are graph inputs and whose presents are the operator's outputs.
 
     Args:
@@ -62,13 +81,12 @@ class TracedCache(Cache):
         self.past_values = list(past_values)
         self.attention_mask = attention_mask
         self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        # layer, new key, new value, and the full-length ones handed to the model
-        self.pending: tuple[int, *tuple[torch.Tensor, ...]] | None = None
-        self.layers = []
+        self.pending: _Update | None = None
+        self.layers: list[Any] = []
         self.layer_class_to_replicate = None
         self.offloading = False
 
-    def update(  # type: ignore[override]
+    def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if layer_idx in self.present or layer_idx >= len(self.past_keys):
@@ -78,16 +96,16 @@ class TracedCache(Cache):
         total = self.attention_mask.shape[1]
         full_key = key.new_empty((*key.shape[:2], total, key.shape[3]))
         full_value = value.new_empty((*value.shape[:2], total, value.shape[3]))
-        self.pending = (layer_idx, key, value, full_key, full_value)
+        self.pending = _Update(layer_idx, key, value, full_key, full_value)
         return full_key, full_value
 
-    def get_seq_length(self, layer_idx: int = 0) -> Any:
+    # transformers passes arguments to these by position and by name.
+    def get_seq_length(self, layer_idx: int = 0) -> Any:  # noqa: ARG002
         return self.past_keys[0].shape[2]
 
-    def get_query_offset(self, layer_idx: int = 0) -> Any:
-        return self.past_keys[0].shape[2]
+    get_query_offset = get_seq_length
 
-    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[Any, int]:
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[Any, int]:  # noqa: ARG002
         return self.attention_mask.shape[1], 0
 
     def __len__(self) -> int:
@@ -161,7 +179,7 @@ def _window(mask_function: Any) -> int:
     return min(windows, default=0)
 
 
-def _attention(
+def _attention(  # noqa: PLR0917, the signature is transformers'
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -179,8 +197,8 @@ def _attention(
     if cache is None or pending is None:
         raise ExportError(f"{kind}: attention without a KV cache (encoder or cross-attention)")
     cache.pending = None
-    layer, new_key, new_value, full_key, full_value = pending
-    if key is not full_key or value is not full_value:
+    layer, new_key, new_value = pending.layer, pending.key, pending.value
+    if key is not pending.full_key or value is not pending.full_value:
         raise ExportError(f"{kind}: keys or values change after they enter the KV cache")
     if not isinstance(attention_mask, MaskSpec):
         raise ExportError(f"{kind}: the attention mask is not made by the mask interface")

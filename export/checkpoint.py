@@ -24,9 +24,11 @@ __all__ = [
     "Checkpoint",
     "checkpoint_sha256",
     "find_checkpoint",
+    "first_line",
     "load_model",
     "load_tokenizer",
     "quiet_libraries",
+    "run_reference",
 ]
 
 _INDEX = "model.safetensors.index.json"
@@ -174,16 +176,32 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> An
             )
         except Exception as error:  # transformers raises many kinds for a broken checkpoint
             raise CheckpointError(
-                f"{checkpoint.name}: transformers cannot load it: {_first_line(error)}"
+                f"{checkpoint.name}: transformers cannot load it: {first_line(error)}"
             ) from error
     _check_keys(checkpoint, info)
     _check_finite(checkpoint, model)
     return model.eval()
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def run_reference(model: Any, **inputs: Any) -> Any:
+    """Run the PyTorch model; returns its output.
+
+    Raises:
+        CheckpointError: If the model fails on plain input, as with an inconsistent configuration.
+    """
+    with torch.no_grad(), quiet_libraries():
+        try:
+            return model(**inputs)
+        except Exception as error:  # model code raises many kinds
+            raise CheckpointError(
+                f"{type(model).__name__}: PyTorch itself cannot run it: {first_line(error)}"
+            ) from error
 
 
 def _check_architecture(checkpoint: Checkpoint) -> None:
@@ -197,7 +215,7 @@ def _check_architecture(checkpoint: Checkpoint) -> None:
             )
         except Exception as error:  # an unknown model_type, broken JSON, or a need for its own code
             raise CheckpointError(
-                f"{checkpoint.name}: its config.json cannot be used: {_first_line(error)}"
+                f"{checkpoint.name}: its config.json cannot be used: {first_line(error)}"
             ) from error
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, ())
     expected = (known,) if isinstance(known, str) else tuple(known)
@@ -265,7 +283,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
             )
         except Exception as error:  # transformers raises many kinds for a missing tokenizer
             raise CheckpointError(
-                f"{checkpoint.name}: no tokenizer that transformers can load: {_first_line(error)}"
+                f"{checkpoint.name}: no tokenizer that transformers can load: {first_line(error)}"
             ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(

@@ -15,7 +15,6 @@ from headport.bundle import Bundle, Draft, draft_bundle
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import ExportError
 from headport.export.checkpoint import (
-    Checkpoint,
     checkpoint_sha256,
     find_checkpoint,
     load_model,
@@ -54,6 +53,8 @@ _FILES = {"backbone": "backbone.onnx", "head.lm": "head.lm.onnx"}
 # ONNX Runtime otherwise rounds activations to INT8 where it fuses DequantizeLinear and MatMul.
 _SESSION_OPTIONS = {"session.qdq_matmulnbits_accuracy_level": "0"}
 
+_UNSTATED_CONTEXT = 64  # tokens tried before a model that states no context length is refused
+
 
 class Options(OptionRecord, frozen=True):
     """Options of `headport export`."""
@@ -90,17 +91,18 @@ def export(options: Options) -> Bundle:
         # taken down before anything of the model is replaced.
         model = load_model(checkpoint)
         steps.update()
+        shapes = cache_shapes(model)
         head = probe_head(model)
-        plan = plan_parity(head.weight.shape[0], context_length(model), _window_hint(model))
+        max_context = context_length(model) or _UNSTATED_CONTEXT
+        plan = plan_parity(_embedding(model).shape[0], max_context, _window_hint(model))
         reference = reference_logits(model, plan)
         steps.update()
         write_companions(checkpoint, tokenizer, model, draft.path)
         defaults = generation_defaults(model)
-        shapes = cache_shapes(model)
         if options.dtype != "fp32":
             head = _convert(model, head, _DTYPES[options.dtype])
         backbone = trace_backbone(model, shapes)
-        plan.check_windows(attention_windows(backbone), context_length(model))
+        plan.check_windows(attention_windows(backbone), max_context)
         steps.update()
         graphs = {"backbone": backbone, "head.lm": build_head(head, "head.lm")}
         manifest = Manifest(
@@ -146,6 +148,10 @@ def export(options: Options) -> Bundle:
         return bundle
 
 
+def _embedding(model: Any) -> torch.Tensor:
+    return model.get_input_embeddings().weight  # type: ignore[no-any-return]
+
+
 def _window_hint(model: Any) -> tuple[int, ...]:
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     return (window,) if isinstance(window, int) else ()
@@ -183,7 +189,7 @@ def _write(manifest: Manifest, graphs: dict[str, ir.Model], draft: Draft) -> Man
 def _parameter_bytes(model: Any, head: HeadTransform) -> int:
     # Parameters that share storage count once; so do head and embedding of equal values.
     unique = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
-    embedding = model.get_input_embeddings().weight
+    embedding = _embedding(model)
     if head.tied and head.weight.data_ptr() != embedding.data_ptr():
         unique.pop(head.weight.data_ptr(), None)
     return sum(unique.values())

@@ -27,21 +27,14 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 
-def context_length(model: Any) -> int:
-    """Tokens the model can hold, as its configuration states it.
-
-    Raises:
-        ExportError: If it states none.
-    """
+def context_length(model: Any) -> int | None:
+    """Tokens the model can hold, as its configuration states it; None if it states none."""
     config = model.config.get_text_config()
     for key in _CONTEXT_KEYS:
         value = getattr(config, key, None)
         if isinstance(value, int) and value > 0:
             return value
-    raise ExportError(
-        f"{type(model).__name__}: its config states no context length "
-        f"({', '.join(_CONTEXT_KEYS)} were looked for)"
-    )
+    return None
 
 
 def attention_windows(backbone: ir.Model) -> tuple[int, ...]:
@@ -56,7 +49,17 @@ def _attention_nodes(backbone: ir.Model) -> list[ir.Node]:
 def model_entry(
     model: Any, backbone: ir.Model, head: HeadTransform, dtype: Literal["fp32", "fp16", "bf16"]
 ) -> Model:
-    """The manifest's `model` record."""
+    """The manifest's `model` record.
+
+    Raises:
+        ExportError: If the configuration states no context length.
+    """
+    max_context = context_length(model)
+    if max_context is None:
+        raise ExportError(
+            f"{type(model).__name__}: its config states no context length "
+            f"({', '.join(_CONTEXT_KEYS)} were looked for)"
+        )
     nodes = _attention_nodes(backbone)
     heads = {q.shape[1] for n in nodes if (q := n.inputs[0]) is not None and q.shape is not None}
     only = next(iter(heads)) if len(heads) == 1 else None
@@ -64,7 +67,7 @@ def model_entry(
         architecture=type(model).__name__,
         hidden_size=head.weight.shape[1],
         layers=len(nodes),
-        max_context=context_length(model),
+        max_context=max_context,
         dtype=dtype,
         query_heads=only if isinstance(only, int) else None,
     )

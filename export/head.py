@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from headport.errors import ExportError
-from headport.export.checkpoint import quiet_libraries
+from headport.export.checkpoint import run_reference
 
 __all__ = ["HeadTransform", "apply_transform", "fit_head", "probe_head"]
 
@@ -95,8 +95,7 @@ def _run(
     ids = torch.randint(0, size, (1, rows), generator=generator)
     hook = module.register_forward_pre_hook(replace)
     try:
-        with quiet_libraries():
-            logits = model(input_ids=ids, use_cache=False).logits
+        logits = run_reference(model, input_ids=ids, use_cache=False).logits
     finally:
         hook.remove()
     if len(seen) != 1 or seen[0].dim() != 3 or logits.dim() != 3:

@@ -36,7 +36,8 @@ def store_transposed(model: ir.Model) -> None:
         value = node.inputs[0] if node.inputs else None
         if node.op_type != "Transpose" or value is None or value.const_value is None:
             continue
-        if len(value.uses()) != 1 or value.shape is None or len(value.shape) != 2:
+        perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else (1, 0)
+        if len(value.uses()) != 1 or tuple(perm) != (1, 0):
             continue
         transposed = _transposed(value)
         model.graph.register_initializer(transposed)
@@ -69,7 +70,7 @@ def name_initializers(model: ir.Model, names: Mapping[int, str], prefix: str) ->
         prefix: What the exporter put before each name.
     """
     for value in list(model.graph.initializers.values()):
-        raw = getattr(value.const_value, "raw", None)
+        raw: Any = getattr(value.const_value, "raw", None)
         address = raw.data_ptr() if hasattr(raw, "data_ptr") and raw.numel() else None
         assert value.name is not None
         name = names.get(address, value.name.removeprefix(prefix)) if address else None
@@ -94,6 +95,7 @@ def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]]) -> 
     graph.name = "backbone"
     model.producer_name, model.producer_version = "headport", None
     _take_batch_from_ids(model)
+    _type_norms(model)
     common_passes.CommonSubexpressionEliminationPass()(model)
     common_passes.RemoveUnusedNodesPass()(model)
     _name_dimensions(model, cache_dims)
@@ -114,6 +116,24 @@ def _take_batch_from_ids(model: ir.Model) -> None:
         end = node.attributes["end"].as_int() if "end" in node.attributes else None
         if (start, end) == (0, 1):
             node.replace_input_with(0, ids)
+
+
+def _type_norms(model: ir.Model) -> None:
+    # The optimiser fuses a half-precision norm whose weight is applied in float32 into an operator
+    # with two types, which type inference gets wrong; the input is widened as the model does it.
+    for node in list(model.graph):
+        if node.op_type != "RMSNormalization":
+            continue
+        x, scale, y = node.inputs[0], node.inputs[1], node.outputs[0]
+        assert x is not None and scale is not None
+        if x.dtype == scale.dtype or scale.dtype is None:
+            continue
+        cast = ir.node("Cast", [x], {"to": scale.dtype})
+        cast.outputs[0].name = f"{y.name}_input"
+        cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(scale.dtype), x.shape
+        model.graph.insert_before(node, cast)
+        node.replace_input_with(0, cast.outputs[0])
+        y.type = ir.TensorType(scale.dtype)
 
 
 def _name_dimensions(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]]) -> None:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from headport.bundle import Bundle
-from headport.errors import ExportError, ParityError
-from headport.export.checkpoint import quiet_libraries
+from headport.errors import ExportError, HeadportError, ParityError
+from headport.export.checkpoint import first_line, run_reference
 from headport.progress import bar
 from headport.runner import Runner, open_runner
 from headport.session import open_session
@@ -96,14 +96,13 @@ def _scored(length: int) -> Int64:
     return np.unique(np.concatenate([spread, tail]))
 
 
-@torch.no_grad()
 def reference_logits(model: Any, plan: ParityPlan) -> list[Float32]:
     """Logits of the reference at the scored positions, one row at a time, [positions, V]."""
     found = []
-    with quiet_libraries():
-        for row, scored in zip(plan.token_ids, plan.scored, strict=True):
-            logits = model(input_ids=torch.from_numpy(row)[None], use_cache=False).logits[0]
-            found.append(logits[torch.from_numpy(scored)].float().numpy())
+    for row, scored in zip(plan.token_ids, plan.scored, strict=True):
+        ids = torch.from_numpy(row)[None]
+        logits = run_reference(model, input_ids=ids, use_cache=False).logits[0]
+        found.append(logits[torch.from_numpy(scored)].float().numpy())
     return found
 
 
@@ -115,6 +114,25 @@ def check_parity(bundle: Bundle, plan: ParityPlan, reference: list[Float32]) -> 
     """
     largest = max(float(np.abs(rows).max()) for rows in reference)
     limit = _RELATIVE[bundle.manifest.model.dtype] * max(1.0, largest)
+    try:
+        cases = _run_cases(bundle, plan, reference)
+    except HeadportError:
+        raise
+    except Exception as error:  # ONNX Runtime has no common error class for failing runs
+        raise ParityError(
+            f"ONNX Runtime cannot run the written files: {first_line(error)}"
+        ) from error
+    report = ParityReport(cases, limit, sum(len(s) for s in plan.scored), largest)
+    if not report:
+        worst = max(cases, key=lambda name: np.nan_to_num(cases[name], nan=np.inf))
+        raise ParityError(
+            f"the written files do not answer like the checkpoint: {worst} differs by "
+            f"{cases[worst]:.3g} in logits, {limit:.3g} is accepted; nothing was written"
+        )
+    return report
+
+
+def _run_cases(bundle: Bundle, plan: ParityPlan, reference: list[Float32]) -> dict[str, float]:
     cases: dict[str, float] = {}
     with bar(len(_CASES) + 1, "parity", "case") as progress:
         # The left-padded run needs a session of its own; closed before the runner opens two.
@@ -126,14 +144,7 @@ def check_parity(bundle: Bundle, plan: ParityPlan, reference: list[Float32]) -> 
         for name, run in _CASES.items():
             cases[name] = _error(runner, plan, reference, run(runner, plan))
             progress.update()
-    report = ParityReport(cases, limit, sum(len(s) for s in plan.scored), largest)
-    if not report:
-        worst = max(cases, key=lambda name: np.nan_to_num(cases[name], nan=np.inf))
-        raise ParityError(
-            f"the written files do not answer like the checkpoint: {worst} differs by "
-            f"{cases[worst]:.3g} in logits, {limit:.3g} is accepted; nothing was written"
-        )
-    return report
+    return cases
 
 
 def _error(
@@ -162,9 +173,7 @@ def _run_pieces(runner: Runner, rows: tuple[Int64, ...], cuts: list[Int64]) -> l
     found: list[list[Float32]] = [[] for _ in rows]
     seen = np.zeros(len(rows), np.int64)
     for cut in cuts:
-        ids, lengths = _padded(
-            [row[a:b] for row, a, b in zip(rows, seen, cut, strict=True)]
-        )
+        ids, lengths = _padded([row[a:b] for row, a, b in zip(rows, seen, cut, strict=True)])
         states = runner.forward(cache, ids, lengths)
         for b, n in enumerate(lengths):
             found[b].append(states[b, :n])

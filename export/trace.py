@@ -18,15 +18,15 @@ from onnxscript.rewriter.onnx_fusions import fuse
 
 from headport.errors import ExportError
 from headport.export.attention import TracedCache, one_attention
-from headport.export.checkpoint import quiet_libraries
+from headport.export.checkpoint import first_line, quiet_libraries, run_reference
 from headport.export.functions import DOMAIN, OPSET, POSITIONS
-from headport.export.lighten import skip_decompositions
 from headport.export.hygiene import (
     check_attention,
     finish_graph,
     name_initializers,
     store_transposed,
 )
+from headport.export.lighten import skip_decompositions
 
 __all__ = ["CacheShape", "cache_shapes", "trace_backbone"]
 
@@ -52,12 +52,8 @@ def cache_shapes(model: Any) -> tuple[CacheShape, ...]:
     from transformers import DynamicCache
 
     cache, tokens = DynamicCache(config=model.config), 2
-    with torch.no_grad(), quiet_libraries():
-        model(
-            input_ids=torch.zeros((1, tokens), dtype=torch.int64),
-            use_cache=True,
-            **{_cache_argument(model): cache},
-        )
+    ids = torch.zeros((1, tokens), dtype=torch.int64)
+    run_reference(model, input_ids=ids, use_cache=True, **{_cache_argument(model): cache})
     shapes = []
     for index, layer in enumerate(cache.layers):
         key, value = getattr(layer, "keys", None), getattr(layer, "values", None)
@@ -123,7 +119,7 @@ class _Backbone(torch.nn.Module):
             )
         finally:
             hook.remove()
-        _check_reached(self.model, seen, cache)
+        _check_reached(seen, cache)
         layers = range(len(past_keys))
         return (
             seen[0],
@@ -132,14 +128,13 @@ class _Backbone(torch.nn.Module):
         )
 
 
-def _check_reached(model: Any, seen: list[torch.Tensor], cache: TracedCache) -> None:
-    name = type(model).__name__
+def _check_reached(seen: list[torch.Tensor], cache: TracedCache) -> None:
     if len(seen) != 1:
-        raise ExportError(f"{name}: its head module ran {len(seen)} times, once was expected")
+        raise ExportError(f"its head module ran {len(seen)} times, once was expected")
     missing = len(cache) - len(cache.present)
     if missing:
         raise ExportError(
-            f"{name}: {missing} of {len(cache)} layers compute attention by themselves instead of "
+            f"{missing} of {len(cache)} layers compute attention by themselves instead of "
             "through transformers' attention interface; this architecture is not supported yet"
         )
 
@@ -178,15 +173,13 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
                 _Backbone(model, active), arguments, dynamic_shapes=dynamic, strict=False
             )
         exported = _translate(program, ["input_ids", "attention_mask", *inputs], outputs)
-    except ExportError:
-        raise
     except Exception as error:  # the exporter wraps whatever model code raises
         cause = _cause(error)
+        name = type(model).__name__
         if isinstance(cause, ExportError):
-            raise cause from error
-        lines = str(cause).strip().splitlines() or [type(cause).__name__]
-        raise ExportError(f"{type(model).__name__} cannot be traced: {lines[0]}") from error
-    backbone = exported.model
+            raise ExportError(f"{name}: {cause}") from error
+        raise ExportError(f"{name} cannot be traced: {first_line(cause)}") from error
+    backbone: ir.Model = exported.model
     names = {p.data_ptr(): name for name, p in model.named_parameters() if p.numel()}
     name_initializers(backbone, names, prefix="model.")
     store_transposed(backbone)
