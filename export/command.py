@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,8 +41,9 @@ from headport.export.head_graph import build_head
 from headport.export.hygiene import check_constants
 from headport.export.parity import check_parity, plan_parity, reference_logits
 from headport.export.trace import cache_shapes, trace_backbone
+from headport.export.written import check_written
 from headport.graphs import graph_entry, write_graphs
-from headport.manifest import SCHEMA_VERSION, Manifest, Provenance, Stage
+from headport.manifest import SCHEMA_VERSION, Head, Manifest, Provenance, Stage, Tensor
 from headport.progress import bar
 from headport.selftest import write_selftest
 
@@ -53,6 +56,7 @@ _FILES = {"backbone": "backbone.onnx", "head.lm": "head.lm.onnx"}
 # ONNX Runtime otherwise rounds activations to INT8 where it fuses DequantizeLinear and MatMul.
 _SESSION_OPTIONS = {"session.qdq_matmulnbits_accuracy_level": "0"}
 
+_PHASES = 6
 _UNSTATED_CONTEXT = 64  # tokens tried before a model that states no context length is refused
 
 
@@ -82,29 +86,27 @@ def export(options: Options) -> Bundle:
             "bf16 was asked for, but ONNX Runtime's CPU kernels do not compute in bfloat16, so "
             "the written files could not be checked on this machine; use fp16 or fp32"
         )
-    with (
-        draft_bundle(options.output, force=options.force) as draft,
-        bar(7, "export", "step") as steps,
-    ):
+    with draft_bundle(options.output, force=options.force) as draft, _phases() as phase:
+        phase("loading")
         tokenizer = load_tokenizer(checkpoint)
         # One load serves the reference and the trace: everything the reference has to say is
         # taken down before anything of the model is replaced.
         model = load_model(checkpoint)
-        steps.update()
+        phase("asking the reference")
         shapes = cache_shapes(model)
         head = probe_head(model)
         max_context = context_length(model) or _UNSTATED_CONTEXT
         plan = plan_parity(_embedding(model).shape[0], max_context, _window_hint(model))
         reference = reference_logits(model, plan)
-        steps.update()
         write_companions(checkpoint, tokenizer, model, draft.path)
         defaults = generation_defaults(model)
+        phase("tracing")
         if options.dtype != "fp32":
             head = _convert(model, head, _DTYPES[options.dtype])
         backbone = trace_backbone(model, shapes)
-        plan.check_windows(attention_windows(backbone), max_context)
-        steps.update()
-        graphs = {"backbone": backbone, "head.lm": build_head(head, "head.lm")}
+        windows = attention_windows(backbone)
+        plan.check_windows(windows, max_context)
+        phase("writing")
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             license=write_licence(checkpoint, draft.path),
@@ -125,27 +127,39 @@ def export(options: Options) -> Bundle:
             selftest=None,
             files={},
         )
+        graphs = {"backbone": backbone, "head.lm": build_head(head, "head.lm")}
         manifest = _write(manifest, graphs, draft)
-        parameter_bytes = _parameter_bytes(model, head)
+        report: dict[str, Any] = {
+            "attention_windows": list(windows),
+            "parameter_bytes": _parameter_bytes(model, head),
+            "tensor_bytes": sum(tensor.length for tensor in manifest.tensors),
+        }
         # The model's memory is given back before ONNX Runtime takes its own.
         del model, head, backbone, graphs
         gc.collect()
-        steps.update()
+        phase("comparing with PyTorch")
         preview = draft.preview(manifest)
-        parity = check_parity(preview, plan, reference)
-        steps.update()
-        texts = check_tokenizer(preview.path, tokenizer)
+        check_written(preview)
+        report["parity"] = asdict(check_parity(preview, plan, reference))
+        report["tokenizer_texts"] = check_tokenizer(preview.path, tokenizer)
+        phase("self-test")
         manifest = write_selftest(preview)
-        steps.update()
-        report = {
-            "parity": asdict(parity),
-            "tokenizer_texts": texts,
-            "parameter_bytes": parameter_bytes,
-            "tensor_bytes": sum(tensor.length for tensor in manifest.tensors),
-        }
-        bundle = draft.commit(_with_stage(manifest, options, report))
-        steps.update()
-        return bundle
+        return draft.commit(_with_stage(manifest, options, report))
+
+
+@contextmanager
+def _phases() -> Iterator[Callable[[str], None]]:
+    with bar(_PHASES, "export", "step") as progress:
+        started = False
+
+        def begin(name: str) -> None:
+            nonlocal started
+            progress.update(int(started))
+            started = True
+            progress.set_description(f"export: {name}")
+
+        yield begin
+        progress.update()
 
 
 def _embedding(model: Any) -> torch.Tensor:
@@ -183,7 +197,17 @@ def _write(manifest: Manifest, graphs: dict[str, ir.Model], draft: Draft) -> Man
     entries = {
         name: graph_entry(graph, _FILES[name], name.split(".")[0]) for name, graph in graphs.items()
     }
-    return msgspec.structs.replace(manifest, graphs=entries, tensors=tensors)
+    # Equal tensors are stored once, under the name of their first use.
+    heads = {
+        name: msgspec.structs.replace(head, weight=_ledger_name(tensors, head))
+        for name, head in manifest.heads.items()
+    }
+    return msgspec.structs.replace(manifest, graphs=entries, tensors=tensors, heads=heads)
+
+
+def _ledger_name(tensors: tuple[Tensor, ...], head: Head) -> str:
+    consumer = f"{head.graph}:{head.weight}"
+    return next((t.name for t in tensors if consumer in t.consumers), head.weight)
 
 
 def _parameter_bytes(model: Any, head: HeadTransform) -> int:

@@ -27,6 +27,17 @@ _LICENCE_PATTERNS = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
 # Keys that name the machine or the program that wrote the file, not the model.
 _PRIVATE = ("_name_or_path", "transformers_version", "_from_model_config", "quantization_config")
 
+# Generation settings of transformers' own loop; they do not change which token comes next.
+_INTERNAL = (
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "return_dict_in_generate",
+    "use_cache",
+    "cache_implementation",
+)
+
 _TEXTS = (
     "The head is the last matrix of a language model.",
     "def add(a, b):\n    return a + b\n\n",
@@ -39,7 +50,8 @@ _TEXTS = (
 def generation_defaults(model: Any) -> dict[str, Any]:
     """The checkpoint's generation defaults that are set, in plain JSON values."""
     found = json.loads(model.generation_config.to_json_string(use_diff=True))
-    return {k: v for k, v in found.items() if v is not None and k not in _PRIVATE}
+    dropped = (*_PRIVATE, *_INTERNAL)
+    return {k: v for k, v in found.items() if v is not None and k not in dropped}
 
 
 def write_companions(checkpoint: Checkpoint, tokenizer: Any, model: Any, folder: Path) -> None:

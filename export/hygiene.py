@@ -94,6 +94,7 @@ def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]]) -> 
     graph = model.graph
     graph.name = "backbone"
     model.producer_name, model.producer_version = "headport", None
+    _order_ports(model)
     _take_batch_from_ids(model)
     _type_norms(model)
     common_passes.CommonSubexpressionEliminationPass()(model)
@@ -101,6 +102,17 @@ def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]]) -> 
     _name_dimensions(model, cache_dims)
     define_functions(model)
     _strip(model)
+
+
+def _order_ports(model: ir.Model) -> None:
+    # Caches layer by layer, key before value, as other toolkits list them.
+    for ports in (model.graph.inputs, model.graph.outputs):
+        ports[:] = sorted(ports, key=_port_order)
+
+
+def _port_order(value: ir.Value) -> tuple[int, str]:
+    _, *rest = (value.name or "").split(".")
+    return (int(rest[0]), rest[1]) if rest else (-1, "")
 
 
 def _take_batch_from_ids(model: ir.Model) -> None:
@@ -159,6 +171,9 @@ def _name_dimensions(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]])
                 renamed.setdefault(str(o.value), n)
         value.shape = ir.Shape(new)
     for node in graph:
+        if node.op_type in ("Cos", "Sin") and node.inputs[0] is not None:
+            # The rotary fusion makes these without a type.
+            node.outputs[0].type, node.outputs[0].shape = node.inputs[0].type, node.inputs[0].shape
         for value in node.outputs:
             if value.shape is not None and not value.is_graph_output():
                 value.shape = ir.Shape([_renamed(d, renamed) for d in value.shape])
