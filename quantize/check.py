@@ -82,7 +82,11 @@ def check_head(
     graph = written.manifest.graphs[head.graph]
     session = open_session(written.path / graph.file, written.manifest.session_options, settings)
     probes = _probes(weight, head).astype(session.dtype("hidden_states"))
-    found = session.run({"hidden_states": probes})["logits"].astype(np.float64)
+    feeds: dict[str, npt.NDArray[Any]] = {"hidden_states": probes}
+    wanted = "logits"
+    if head.outputs == "candidates":
+        feeds["noise"], wanted = np.zeros((1, 1), np.float32), "quantised_logits"
+    found = session.run(feeds, [wanted])[wanted].astype(np.float64)
     if found.shape != (len(probes), len(weight)):
         raise ParityError(
             f"the written head gives logits of shape {found.shape}, "

@@ -21,6 +21,7 @@ from headport.quantize.blocks import BLOCKS
 from headport.quantize.check import HeadCheck, check_head
 from headport.quantize.formats import FORMATS, StoredWeight
 from headport.quantize.head_pass import find_product, store_head_weight
+from headport.quantize.rescoring import Rescoring, add_rescoring
 from headport.selftest import write_selftest
 
 __all__ = ["SUMMARY", "Options", "quantize", "run"]
@@ -28,6 +29,7 @@ __all__ = ["SUMMARY", "Options", "quantize", "run"]
 SUMMARY = "Quantise the head of a portable bundle; the backbone and the embedding stay as they are."
 
 _HEAD = "lm"
+DEFAULT_COUNT = 64  # candidates of a certified head; docs/exact-head.md has the table
 
 
 class Options(OptionRecord, frozen=True):
@@ -46,6 +48,20 @@ class Options(OptionRecord, frozen=True):
             "rounded once (fastest), or not rounded (slow)"
         ),
     ] = "residual"
+    rescore: Annotated[
+        int,
+        option(
+            "int8: give this many candidates per row, scored with the original weight, "
+            "instead of all logits; 0 = all logits",
+            metavar="M",
+        ),
+    ] = 0
+    certify: Annotated[
+        bool, option(f"int8: prove the candidates' ranks (implies --rescore {DEFAULT_COUNT})")
+    ] = False
+    bound: Annotated[
+        Literal["row", "block"], option("certify: one norm per row, or one per block of it")
+    ] = "block"
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -76,6 +92,7 @@ def quantize(options: Options) -> Bundle:
         ParityError: If the written head does not multiply with the rounded weight.
     """
     quantization = _quantization(options)
+    count = _candidate_count(options)
     kind, block = FORMATS[options.head], options.block
     source = Bundle.open(options.bundle)
     head = _quantizable_head(source)
@@ -86,18 +103,39 @@ def quantize(options: Options) -> Bundle:
         bias = _bias(find_product(model, initializer))
         stored = kind.store(read_tensor(source, entry), block)
         name = store_head_weight(model, initializer, stored, kind, block)
-        manifest = rewrite_bundle(source, models, draft.path)
         changed = msgspec.structs.replace(head, weight=name, tied=False, quantization=quantization)
+        new_heads: dict[str, str] = {}
+        if count:
+            form, full = add_rescoring(
+                source,
+                model,
+                changed,
+                Rescoring(
+                    count=count,
+                    bound=options.bound if options.certify else None,
+                    original=entry,
+                    initializer=initializer,
+                    stored=stored.tensors,
+                    bias=bias,
+                ),
+            )
+            changed = msgspec.structs.replace(changed, outputs="candidates", candidates=form)
+            models[form.full] = full
+            new_heads[form.full] = f"{form.full}.onnx"
+        manifest = rewrite_bundle(source, models, draft.path, new_heads)
         heads = {**manifest.heads, _HEAD: changed}
         preview = draft.preview(msgspec.structs.replace(manifest, heads=heads))
         check = check_head(source, preview, bias, _HEAD)
         report = _report(source.manifest, preview.manifest, stored, entry.length, check)
         manifest = write_selftest(preview)
-        chosen = {
+        chosen: dict[str, Any] = {
             "head": options.head,
             "block": quantization.block,
             "activations": quantization.activations,
         }
+        if count:
+            chosen |= {"rescore": count, "certify": options.certify}
+            chosen |= {"bound": options.bound} if options.certify else {}
         return draft.commit(add_stage(manifest, "quantize", chosen, asdict(report)))
 
 
@@ -120,6 +158,18 @@ def _quantization(options: Options) -> Quantization:
             "whose products are computed in float32; leave it out"
         )
     return Quantization(format=options.head, block=None, activations="exact")
+
+
+def _candidate_count(options: Options) -> int:
+    if options.rescore < 0:
+        raise UsageError(f"--rescore {options.rescore}: at least 1 candidate, or 0 for all logits")
+    count = options.rescore or (DEFAULT_COUNT if options.certify else 0)
+    if count and not FORMATS[options.head].has_blocks:
+        raise UsageError(
+            f"--rescore and --certify need --head int8; products of --head {options.head} are not "
+            "rounded enough to gain from them"
+        )
+    return count
 
 
 def _quantizable_head(bundle: Bundle) -> Head:

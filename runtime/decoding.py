@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from headport.errors import RequestError
-from headport.runner import Candidates, Runner
-from headport.runtime.candidates import decide
+from headport.runner import Runner
+from headport.runtime.exact import CandidateChooser, Draw
 from headport.runtime.noise import NoiseKey
 from headport.runtime.parameters import Parameters
 from headport.runtime.results import FinishReason, Stats, Token
@@ -66,6 +65,7 @@ class Decoder:
     head: str
     ids: IdMap
     stats: Stats
+    chooser: CandidateChooser | None  # for a head that gives candidates
 
     def run(self, rows: Sequence[Row]) -> Iterator[list[Token | None]]:
         """Continue all rows to their end.
@@ -75,7 +75,6 @@ class Decoder:
 
         Raises:
             NonFiniteError: If a row's logits are not finite.
-            RequestError: If a head's candidates do not decide a token.
         """
         lengths = np.array([len(row.prompt_token_ids) for row in rows], np.int64)
         capacity = max(len(row.prompt_token_ids) + row.parameters.max_new_tokens for row in rows)
@@ -103,11 +102,9 @@ class Decoder:
 
     def _choose(self, hidden: Float32, rows: Sequence[Row]) -> list[int]:
         """One token per row from its last hidden state, [N, H]."""
+        if self.chooser is not None:
+            return self.chooser.choose(hidden, [_draw(row) for row in rows])
         output = self.runner.head(hidden, self.head)
-        if output.candidates is not None:
-            candidates = output.candidates
-            _check(candidates.logits, rows)
-            return [self._prove(candidates, n, row) for n, row in enumerate(rows)]
         assert output.logits is not None
         logits = self.ids.rows(output.logits)
         _check(logits, rows)
@@ -116,19 +113,9 @@ class Decoder:
             for n, row in enumerate(rows)
         ]
 
-    def _prove(self, candidates: Candidates, n: int, row: Row) -> int:
-        proved = self.ids.certified(candidates, n)
-        sampling = row.parameters.sampling
-        token_id = decide(proved, self.ids.ids, sampling, row.noise_key)
-        if token_id is None:
-            self.stats.fallbacks += 1
-            raise RequestError(
-                f"row {row.index}, step {len(row.token_ids)}: the head proved {len(proved.ids)} of "
-                f"its {candidates.ids.shape[1]} candidates, too few to choose with {sampling}; "
-                "decode greedily, or use a bundle whose head gives all logits"
-            )
-        self.stats.certified += 1
-        return token_id
+
+def _draw(row: Row) -> Draw:
+    return Draw(row.index, len(row.token_ids), row.parameters.sampling, row.noise_key)
 
 
 def _check(logits: Float32, rows: Sequence[Row]) -> None:

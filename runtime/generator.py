@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
+from headport.certificate_check import require_certificate
 from headport.errors import BundleError, PromptError, RequestError
 from headport.runner import Runner, open_runner
 from headport.runtime.chat import chat_ids
 from headport.runtime.decoding import Decoder, Row
+from headport.runtime.exact import CandidateChooser
 from headport.runtime.generation_config import read_defaults
 from headport.runtime.parameters import Options, Parameters, Request, resolve
 from headport.runtime.prompts import Prompt, fit, read_prompts
@@ -42,11 +44,16 @@ class Generator:
         max_context: Tokens that a prompt and its reply may have together; 0 = the model's own
             limit.
         ignore: Fields of the bundle's generation_config to leave out, supported or not.
+        exact: For a head that gives candidates. True: every token is the one that the original,
+            unquantised head would give; what the candidates do not prove takes the full product
+            and is counted. False: what is not proved is chosen from the rescored quantised
+            logits. None: True where the head is certified.
         runner: Executes the bundle in place of sessions opened here.
 
     Raises:
         BundleError: If the bundle is damaged, has no head `lm`, or its generation_config asks for
-            something that changes tokens and is not supported.
+            something that changes tokens and is not supported; if `exact` is asked for and the
+            head has no certificate, or its certificate does not hold on this machine.
         RequestError: If `max_context` exceeds the model's.
     """
 
@@ -58,6 +65,7 @@ class Generator:
         verify: bool = True,
         max_context: int = 0,
         ignore: Collection[str] = (),
+        exact: bool | None = None,
         runner: Runner | None = None,
     ) -> None:
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle, verify=verify)
@@ -78,12 +86,21 @@ class Generator:
         self._tokens = Tokens(opened)
         self._runner = runner or open_runner(opened, SessionSettings(threads=threads), (_HEAD,))
         self._stats = Stats()
-        self._decoder = Decoder(self._runner, _HEAD, self._ids, self._stats)
+        form = manifest.heads[_HEAD].candidates
+        self.exact = bool(form and form.certified) if exact is None else exact
+        if self.exact:
+            require_certificate(opened, self._runner, _HEAD, given=runner is not None)
+        chooser = None
+        if form is not None:
+            chooser = CandidateChooser(
+                self._runner, _HEAD, manifest.heads[_HEAD], self._ids, self._stats, self.exact
+            )
+        self._decoder = Decoder(self._runner, _HEAD, self._ids, self._stats, chooser)
 
     @property
     def stats(self) -> Stats:
         """A copy of the counts since the generator was made."""
-        return dataclasses.replace(self._stats)
+        return copy.deepcopy(self._stats)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]

@@ -16,7 +16,15 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_SEED", "NoiseKey", "argmax_with_noise", "draw_bits", "gumbel", "uniform"]
+__all__ = [
+    "MAX_SEED",
+    "NoiseKey",
+    "argmax_with_noise",
+    "draw_bits",
+    "gumbel",
+    "gumbel_bound",
+    "uniform",
+]
 
 MAX_SEED = 2**64 - 1  # the seed is the low word of the Philox key, the high word is 0
 _IDS_PER_BLOCK = 8  # a block has four 64-bit words, a word gives two draws
@@ -68,6 +76,23 @@ def uniform(bits: Bits) -> Float64:
 def gumbel(bits: Bits) -> Float64:
     """Bits → g = -ln(-ln u), float64, between -3.14 and 22.88."""
     return -np.log(-np.log(uniform(bits)))
+
+
+def gumbel_bound(bits: Bits) -> npt.NDArray[np.float32]:
+    """Bits → upper bound of g in float32 with one logarithm; within 0.02 where g > 0.4.
+
+    With y = 1 - u: -ln u ≥ y + y²/2 + y³/3 + y⁴/4, hence g ≤ -ln(y (1 + y (1/2 + y (1/3 + y/4)))).
+    """
+    rest = np.invert(bits).astype(np.float32)  # y = (2 rest + 1) / 2^33
+    rest += np.float32(0.5)
+    rest *= np.float32(2.0**-32)
+    series = rest * np.float32(0.25)
+    for term in (1 / 3, 1 / 2, 1.0):
+        series += np.float32(term)
+        series *= rest
+    np.log(series, out=series)
+    bound: npt.NDArray[np.float32] = np.float32(_BOUND_SLACK) - series
+    return bound
 
 
 def argmax_with_noise(scaled: Float64, bits: Bits) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -56,4 +56,12 @@ class Stats:
     prompt_tokens: int = 0
     new_tokens: int = 0
     certified: int = 0  # tokens chosen from a head's candidates, proved to be the exact choice
-    fallbacks: int = 0  # rows whose candidates proved too little to choose
+    fallbacks: int = 0  # tokens that took all logits because candidates did not decide
+    unproved: int = 0  # tokens chosen without proof, by `exact=False` or without a certificate
+    # greedy, temperature, min_p, top_p, top_k → the three counts above
+    modes: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def count_mode(self, mode: str, kind: str) -> None:
+        """Count one token of a mode as certified, fallbacks or unproved."""
+        counts = self.modes.setdefault(mode, {"certified": 0, "fallbacks": 0, "unproved": 0})
+        counts[kind] += 1

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from headport.errors import RequestError
 from headport.runner import Runner
 from headport.runtime.results import Score
 from headport.runtime.vocabulary import IdMap
@@ -62,10 +61,4 @@ def _hidden(token_ids: Sequence[int], runner: Runner) -> Float32:
 
 
 def _head_rows(hidden: Float32, runner: Runner, head: str, ids: IdMap) -> Float32:
-    output = runner.head(hidden, head)
-    if output.logits is None:
-        raise RequestError(
-            "this bundle's head gives its best candidates only; logits and scores need a head "
-            "that gives all of them"
-        )
-    return ids.rows(output.logits)
+    return ids.rows(runner.full_logits(hidden, head))

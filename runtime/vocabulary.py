@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import BundleError
-from headport.runner import Candidates
-from headport.runtime.candidates import CandidateRow
 
 __all__ = ["IdMap"]
 
@@ -79,13 +77,6 @@ class IdMap:
             raise BundleError(f"{kept} logits per row expected, the head gives {logits.shape[1]}")
         logits = logits[:, :kept]
         return logits if self._order is None else logits[:, self._order]
-
-    def certified(self, candidates: Candidates, row: int) -> CandidateRow:
-        """The proved candidates of one row under their original ids, padded columns dropped."""
-        count = int(candidates.certified_k[row])
-        own = candidates.ids[row, :count]
-        real = own < len(self.own)
-        return CandidateRow(self.own[own[real]], candidates.logits[row, :count][real])
 
     def spread(self, rows: Float32) -> Float32:
         """Rows by original id over the whole vocabulary, -inf where an id was pruned.

@@ -127,22 +127,30 @@ def _store(key: _Key, readers: list[tuple[str, ir.Value]], folder: Path) -> Tens
     )
 
 
-def rewrite_bundle(bundle: Bundle, models: Mapping[str, ir.Model], folder: Path) -> Manifest:
+def rewrite_bundle(
+    bundle: Bundle,
+    models: Mapping[str, ir.Model],
+    folder: Path,
+    new_heads: Mapping[str, str] | None = None,
+) -> Manifest:
     """Write a bundle's changed graphs, and all it carries beside them, into a draft's folder.
 
     Args:
         bundle: Where the graphs came from.
-        models: Every graph of the bundle, by name.
+        models: Every graph of the bundle, by name, and those of `new_heads`.
         folder: The draft's empty folder.
+        new_heads: Graph name → file name of head graphs that the bundle does not have yet.
 
     Returns:
         The bundle's manifest with the new graphs and ledger, and without self-test and files.
     """
     old = bundle.manifest
-    assert models.keys() == old.graphs.keys()
-    ledger = write_graphs(models, {name: g.file for name, g in old.graphs.items()}, folder)
+    ports = {name: (g.file, g.role) for name, g in old.graphs.items()}
+    ports |= {name: (file, "head") for name, file in (new_heads or {}).items()}
+    assert models.keys() == ports.keys()
+    ledger = write_graphs(models, {name: file for name, (file, _) in ports.items()}, folder)
     copy_files(bundle.path, carried_files(old), folder)
-    graphs = {name: graph_entry(models[name], g.file, g.role) for name, g in old.graphs.items()}
+    graphs = {name: graph_entry(models[name], *port) for name, port in ports.items()}
     return msgspec.structs.replace(old, graphs=graphs, tensors=ledger, selftest=None, files={})
 
 

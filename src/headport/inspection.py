@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,6 +89,12 @@ def _head(head: Head) -> str:
         activations = f", activations {head.quantization.activations}"
         parts.append(head.quantization.format + block + activations)
     parts.append("tied to the embedding" if head.tied else "untied")
+    if head.candidates is not None:
+        parts[0] = f"[{head.vocab_size}, hidden] → {head.candidates.count} candidates"
+        bound = (
+            f"certified per {head.candidates.bound}" if head.candidates.certified else "rescored"
+        )
+        parts.append(f"{bound} with the original weight, all logits by {head.candidates.full}")
     parts += [f"scale {head.scale:g}"] if head.scale != 1 else []
     parts += ["bias"] if head.bias else []
     parts += [f"softcap {head.softcap:g}"] if head.softcap else []
@@ -131,15 +138,19 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
 def _selftest(result: SelftestResult) -> dict[str, Any]:
     heads = ", ".join(f"{name} {error:.2e}" for name, error in result.logits_error.items())
     accepted = result.tolerance
+    certificates = "".join(
+        f"; head {name}: {check.text()}" for name, check in result.certificates.items()
+    )
     return {
         "passed": bool(result),
+        "certificates": {name: asdict(check) for name, check in result.certificates.items()},
         "hidden_states_error": result.hidden_states_error,
         "logits_error": result.logits_error,
         "tolerance": accepted,
         "text": (
             f"{'passed' if result else 'FAILED'}: hidden states max |Δ| "
             f"{result.hidden_states_error:.2e} (accepted {accepted.hidden_states:.2e}), "
-            f"logits max |Δ| {heads} (accepted {accepted.logits:.2e})"
+            f"logits max |Δ| {heads} (accepted {accepted.logits:.2e}){certificates}"
         ),
     }
 

@@ -10,6 +10,7 @@ from headport.errors import BundleError
 
 __all__ = [
     "SCHEMA_VERSION",
+    "CandidateForm",
     "FileEntry",
     "Graph",
     "Head",
@@ -59,11 +60,23 @@ class Quantization(_Strict, frozen=True):
     activations: Literal["residual", "rounded", "exact"]
 
 
+class CandidateForm(_Strict, frozen=True):
+    """A head that proposes candidates with a quantised weight and scores them with the original."""
+
+    count: int  # M, candidates per row
+    certified: bool  # the graph holds an error bound and proves ranks with it
+    bound: Literal["row", "block"] | None  # how fine the bound is; None where there is none
+    full: str  # graph that gives all logits with the original weight
+    original: str  # that weight's name in the tensor ledger
+    original_tied: bool  # it is the same ledger entry as the input embedding
+
+
 class Head(_Strict, frozen=True):
     """hidden_states [N, H] → outputs. Logits are `softcap(scale * (W h + b))`.
 
     `outputs` says which form the graph gives: `logits` [N, V], or `candidates`
-    (candidate_ids [N, M], candidate_logits [N, M], logsumexp [N], certified_k [N]).
+    (candidate_ids [N, M], candidate_logits [N, M], logsumexp [N], certified_k [N], and what
+    `headport.runner.Candidates` adds); `candidates` then says more.
     """
 
     graph: str
@@ -75,6 +88,7 @@ class Head(_Strict, frozen=True):
     weight: str  # name of the head's weight in the tensor ledger
     tied: bool  # the weight is the same ledger entry as the input embedding
     quantization: Quantization | None
+    candidates: CandidateForm | None = None
 
 
 class Tensor(_Strict, frozen=True):

@@ -7,7 +7,6 @@ what is shipped. Ids are the bundle's own; mapping back to original ids is the c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,32 +14,22 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import BundleError, PromptError
-from headport.manifest import Graph, Head
-from headport.session import Binding, Session, SessionSettings, open_session
+from headport.heads import Candidates, HeadOutput, HeadSessions, QuantisedLogits
+from headport.manifest import Graph
+from headport.session import Binding, SessionSettings, open_session
 
-__all__ = ["Cache", "Candidates", "HeadOutput", "Runner", "open_runner"]
+__all__ = [
+    "Cache",
+    "Candidates",
+    "HeadOutput",
+    "QuantisedLogits",
+    "Runner",
+    "open_runner",
+]
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """A head's best M tokens per row, sorted by logit, ties by lowest id."""
-
-    ids: Int64  # [N, M]
-    logits: Float32  # [N, M]
-    logsumexp: Float32  # [N], over the whole vocabulary
-    certified_k: Int64  # [N], how many leading candidates are proved to be in their true place
-
-
-@dataclass(frozen=True)
-class HeadOutput:
-    """What a head gave for N rows: exactly the form its manifest entry declares."""
-
-    logits: Float32 | None  # [N, V]
-    candidates: Candidates | None
 
 
 class Cache(Protocol):
@@ -83,8 +72,29 @@ class Runner(Protocol):
         """
         ...
 
-    def head(self, hidden_states: Float32, name: str = "lm") -> HeadOutput:
-        """Apply a head to hidden states [N, H]."""
+    def head(
+        self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None
+    ) -> HeadOutput:
+        """Apply a head to hidden states [N, H].
+
+        Args:
+            hidden_states: [N, H].
+            name: The head.
+            noise: [N, V], added to the upper bounds by which candidates are picked; only for a
+                head that gives candidates.
+        """
+        ...
+
+    def full_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
+        """All logits [N, V] of hidden states [N, H], with the original weight if there is one."""
+        ...
+
+    def quantised(self, hidden_states: Float32, name: str = "lm") -> QuantisedLogits:
+        """The quantised logits of a head that gives candidates."""
+        ...
+
+    def rescored_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
+        """Quantised logits [N, V] with the exact ones of the candidates written into them."""
         ...
 
 
@@ -116,14 +126,7 @@ class _SessionRunner:
         self._hidden_size = manifest.model.hidden_size
         self._past = [p for p in backbone.inputs if p.name.startswith("past_key_values.")]
         self._present = [_present_name(p.name) for p in self._past]
-        self._heads: dict[str, tuple[Head, Session]] = {}
-        for name in heads if heads is not None else tuple(manifest.heads):
-            head = manifest.heads[name]
-            graph = manifest.graphs[head.graph]
-            self._heads[name] = (
-                head,
-                open_session(bundle.path / graph.file, options, settings),
-            )
+        self._heads = HeadSessions(bundle, settings, heads)
         self._check_ports(backbone)
 
     def _check_ports(self, backbone: Graph) -> None:
@@ -134,23 +137,19 @@ class _SessionRunner:
                 f"{backbone.file}: its inputs are not those of the manifest ({', '.join(odd)})"
             )
 
-    def head(self, hidden_states: Float32, name: str = "lm") -> HeadOutput:
-        if name not in self._heads:
-            known = ", ".join(self._heads) or "none"
-            raise BundleError(f"no head {name!r} is loaded (loaded: {known})")
-        head, session = self._heads[name]
-        dtype = session.dtype("hidden_states")
-        rows = np.ascontiguousarray(hidden_states, dtype=dtype)
-        found = session.run({"hidden_states": rows})
-        if head.outputs == "logits":
-            return HeadOutput(found["logits"].astype(np.float32, copy=False), None)
-        candidates = Candidates(
-            ids=found["candidate_ids"].astype(np.int64, copy=False),
-            logits=found["candidate_logits"].astype(np.float32, copy=False),
-            logsumexp=found["logsumexp"].astype(np.float32, copy=False),
-            certified_k=found["certified_k"].astype(np.int64, copy=False),
-        )
-        return HeadOutput(None, candidates)
+    def head(
+        self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None
+    ) -> HeadOutput:
+        return self._heads.head(hidden_states, name, noise)
+
+    def full_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
+        return self._heads.full_logits(hidden_states, name)
+
+    def quantised(self, hidden_states: Float32, name: str = "lm") -> QuantisedLogits:
+        return self._heads.quantised(hidden_states, name)
+
+    def rescored_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
+        return self._heads.rescored_logits(hidden_states, name)
 
     def _cache_shape(self, shape: tuple[int | str, ...], batch: int, length: int) -> list[int]:
         named = {"batch": batch}

@@ -15,14 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import SELFTEST_FILE, Bundle
+from headport.certificate_check import CertificateCheck, check_certificate
 from headport.errors import BundleError
 from headport.manifest import Manifest, SelftestTolerance
-from headport.runner import HeadOutput, Runner, open_runner
+from headport.runner import Runner, open_runner
 from headport.session import SessionSettings
 
 __all__ = ["SELFTEST_FILE", "SelftestResult", "run_selftest", "write_selftest"]
 
 _HEAD_ROWS = 6
+_LEADING = 8  # candidates kept
 _PROMPT_LENGTHS = (9, 4)
 # Relative to the largest magnitude. fp32 arithmetic on another CPU moves results by about 1e-6,
 # fp16 by about 1e-3; rounding activations to INT8 moves logits by 3e-3 and more.
@@ -40,6 +42,7 @@ class SelftestResult:
     hidden_states_error: float  # hidden-state units
     logits_error: dict[str, float]  # logits, per head
     tolerance: SelftestTolerance
+    certificates: dict[str, CertificateCheck]  # per certified head
 
     def __bool__(self) -> bool:
         errors = np.array([*self.logits_error.values()])
@@ -47,6 +50,7 @@ class SelftestResult:
             self.logits_error
             and self.hidden_states_error <= self.tolerance.hidden_states
             and (errors <= self.tolerance.logits).all()
+            and all(self.certificates.values())
         )
 
 
@@ -62,11 +66,8 @@ def write_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> M
     runner = open_runner(bundle, settings)
     hidden = _hidden(runner, arrays)
     arrays["hidden_states"] = hidden
-    heads = [
-        _head_arrays(name, runner.head(hidden[:_HEAD_ROWS], name)) for name in bundle.manifest.heads
-    ]
-    for found in heads:
-        arrays |= found
+    for name in bundle.manifest.heads:
+        arrays |= _head_arrays(runner, name, hidden[:_HEAD_ROWS])
     broken = sorted(name for name, a in arrays.items() if not np.isfinite(a).all())
     if broken:
         raise BundleError(f"the written files give non-finite {', '.join(broken)}")
@@ -103,11 +104,16 @@ def run_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> Sel
         logits_error = {}
         for name in bundle.manifest.heads:
             rows = stored["hidden_states"][:_HEAD_ROWS]
-            found = _head_arrays(name, runner.head(rows, name))
+            found = _head_arrays(runner, name, rows)
             logits_error[name] = max(_error(a, stored[key]) for key, a in found.items())
     except KeyError as error:
         raise BundleError(f"{SELFTEST_FILE}: no tensor {error} in it") from error
-    return SelftestResult(hidden_error, logits_error, tolerance)
+    certificates = {
+        name: check_certificate(bundle, runner, name)
+        for name, head in bundle.manifest.heads.items()
+        if head.candidates is not None and head.candidates.certified
+    }
+    return SelftestResult(hidden_error, logits_error, tolerance, certificates)
 
 
 def _load(path: Path) -> dict[str, Array]:
@@ -145,16 +151,19 @@ def _hidden(runner: Runner, arrays: dict[str, Array]) -> npt.NDArray[np.float32]
     return np.ascontiguousarray(np.concatenate(rows), dtype=np.float32)
 
 
-def _head_arrays(name: str, output: HeadOutput) -> dict[str, Array]:
+def _head_arrays(runner: Runner, name: str, rows: npt.NDArray[np.float32]) -> dict[str, Array]:
+    output = runner.head(rows, name)
     if output.logits is not None:
         return {f"{name}.logits": output.logits}
     assert output.candidates is not None
-    c = output.candidates
+    found, quantised = output.candidates, runner.quantised(rows, name)
+    # Ids, and the last candidates, may change with a kernel's last bit; leading logits may not.
     return {
-        f"{name}.candidate_ids": c.ids,
-        f"{name}.candidate_logits": c.logits,
-        f"{name}.logsumexp": c.logsumexp,
-        f"{name}.certified_k": c.certified_k,
+        f"{name}.candidate_logits": np.ascontiguousarray(found.logits[:, :_LEADING]),
+        f"{name}.logsumexp": found.logsumexp,
+        f"{name}.quantised_logits": quantised.logits,
+        f"{name}.upper_bounds": quantised.upper_bounds,
+        f"{name}.full_logits": runner.full_logits(rows, name),
     }
 
 

@@ -7,7 +7,7 @@ options, so they come from the manifest and nothing is left to a library's defau
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,13 @@ class Session:
         """Element type of an input or output, always taken from the graph itself."""
         return self._dtypes[name]
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once; feeds hold every declared input, all outputs come back."""
-        values = self._inner.run(None, dict(feeds))
-        return dict(zip(self.outputs, values, strict=True))
+    def run(
+        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Run once; feeds hold every declared input, the named outputs (or all) come back."""
+        names = self.outputs if outputs is None else tuple(outputs)
+        values = self._inner.run(list(names), dict(feeds))
+        return dict(zip(names, values, strict=True))
 
     def bind(self) -> Binding:
         """A binding that keeps buffers fixed between runs."""

@@ -12,8 +12,16 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headport.bundle import Bundle
-from headport.manifest import Head, License, Manifest, Model, Provenance, Vocabulary
-from headport.runner import Candidates, HeadOutput
+from headport.manifest import (
+    CandidateForm,
+    Head,
+    License,
+    Manifest,
+    Model,
+    Provenance,
+    Vocabulary,
+)
+from headport.runner import Candidates, HeadOutput, QuantisedLogits
 from headport.runtime import Generator
 
 BYTES = 256  # ids 0 … 255 are single bytes, in the order of the byte alphabet
@@ -40,13 +48,16 @@ class TableCache:
 class TableRunner:
     """Logits after a token are `table[token] * (1 + position / 100)`; rows know nothing of others.
 
-    With `certified` it gives candidates: all ids sorted, of which that many are proved.
+    With `count` it gives that many candidates, picked by logit + noise, all of them proved but for
+    the noise; `doubt` adds to what all others may reach.
     """
 
-    def __init__(self, table: np.ndarray, certified: int | None = None) -> None:
+    def __init__(self, table: np.ndarray, count: int | None = None, doubt: float = 0.0) -> None:
         self.table = table.astype(np.float32)
-        self.certified = certified
+        self.count = count
+        self.doubt = doubt
         self.runs = 0
+        self.full_rows = 0
         self.lengths: list[list[int]] = []
 
     def new_cache(self, batch_size: int, capacity: int) -> TableCache:
@@ -62,20 +73,48 @@ class TableRunner:
         hidden[np.arange(token_ids.shape[1]) >= lengths[:, None]] = np.nan  # unspecified entries
         return hidden
 
-    def head(self, hidden_states: np.ndarray, name: str = "lm") -> HeadOutput:
+    def full_logits(self, hidden_states: np.ndarray, name: str = "lm") -> np.ndarray:
         assert name == "lm"
+        self.full_rows += len(hidden_states)
+        return self._logits(hidden_states)
+
+    def _logits(self, hidden_states: np.ndarray) -> np.ndarray:
         token_ids, positions = hidden_states[:, 0].astype(np.int64), hidden_states[:, 1]
-        logits = self.table[token_ids] * (1 + positions[:, None] / 100).astype(np.float32)
-        if self.certified is None:
+        return self.table[token_ids] * (1 + positions[:, None] / 100).astype(np.float32)
+
+    def quantised(self, hidden_states: np.ndarray, name: str = "lm") -> QuantisedLogits:
+        logits = self._logits(hidden_states)
+        return QuantisedLogits(logits, logits + np.float32(self.doubt))
+
+    def rescored_logits(self, hidden_states: np.ndarray, name: str = "lm") -> np.ndarray:
+        return self._logits(hidden_states)
+
+    def head(
+        self, hidden_states: np.ndarray, name: str = "lm", noise: np.ndarray | None = None
+    ) -> HeadOutput:
+        assert name == "lm"
+        logits = self._logits(hidden_states)
+        if self.count is None:
             return HeadOutput(logits, None)
-        ids = np.argsort(-logits, axis=1, kind="stable")
+        keys = logits.astype(np.float64) + (0.0 if noise is None else noise)
+        order = np.argsort(-keys, axis=1, kind="stable")
+        cut = np.full(len(logits), -np.inf)
+        if self.count < logits.shape[1]:
+            cut = np.take_along_axis(keys, order[:, [self.count]], axis=1)[:, 0] + self.doubt
+        ids = np.sort(order[:, : self.count], axis=1)
+        values = np.take_along_axis(logits, ids, axis=1).astype(np.float64)
+        rank = np.argsort(-values, axis=1, kind="stable")
+        values = np.take_along_axis(values, rank, axis=1)
+        proved = (values > cut[:, None]).sum(axis=1) if noise is None else np.zeros(len(logits))
         return HeadOutput(
             None,
             Candidates(
-                ids,
-                np.take_along_axis(logits, ids, axis=1),
-                np.log(np.exp(logits).sum(axis=1)),
-                np.full(len(logits), self.certified, np.int64),
+                np.take_along_axis(ids, rank, axis=1),
+                values,
+                np.log(np.exp(logits.astype(np.float64)).sum(axis=1)),
+                proved.astype(np.int64),
+                cut,
+                np.zeros(len(logits)),
             ),
         )
 
@@ -131,18 +170,40 @@ Make = Callable[..., Generator]
 
 @pytest.fixture
 def make(bundle_folder: Path, table: np.ndarray) -> Make:
-    """`make(table=…, certified=…, folder=…, **manifest changes)` → a generator over the table."""
+    """`make(table=…, count=…, doubt=…, folder=…, **manifest changes)` → a generator over the table.
+
+    With `count` its head gives that many candidates, certified unless `certified` is false.
+    """
 
     def build(
         rows: np.ndarray = table,
         *,
-        certified: int | None = None,
+        count: int | None = None,
+        doubt: float = 0.0,
+        certified: bool = True,
         folder: Path = bundle_folder,
         options: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Generator:
-        bundle = Bundle(folder, manifest(**changes))
-        return Generator(bundle, runner=TableRunner(rows, certified), **(options or {}))
+        found = manifest(**changes)
+        if count is not None:
+            form = CandidateForm(
+                count=count,
+                certified=certified,
+                bound="block" if certified else None,
+                full="head.lm.full",
+                original="none",
+                original_tied=False,
+            )
+            head = msgspec.structs.replace(
+                found.heads["lm"],
+                outputs="candidates",
+                candidates=form,
+                vocab_size=rows.shape[1],
+            )
+            found = msgspec.structs.replace(found, heads={"lm": head})
+        runner = TableRunner(rows, count, doubt)
+        return Generator(Bundle(folder, found), runner=runner, **(options or {}))
 
     return build
 

@@ -5,7 +5,6 @@ import pytest
 from headport.bundle import Bundle
 from headport.errors import BundleError
 from headport.manifest import FileEntry, Vocabulary
-from headport.runner import Candidates
 from headport.runtime.vocabulary import IdMap
 
 
@@ -23,20 +22,6 @@ def test_pruned_columns_come_in_order_of_their_original_ids():
     spread = ids.spread(rows)[0]
     assert spread[[2, 5, 7]].tolist() == [20, 50, 70]
     assert np.isneginf(np.delete(spread, [2, 5, 7])).all()
-
-
-def test_candidates_get_their_original_ids():
-    ids = IdMap(10, np.array([7, 2, 5], np.int32))
-    row = ids.certified(
-        Candidates(
-            ids=np.array([[2, 3, 0, 1]]),  # 3 is a padded row
-            logits=np.array([[4, 3, 2, 1]], np.float32),
-            logsumexp=np.zeros(1, np.float32),
-            certified_k=np.array([3]),
-        ),
-        0,
-    )
-    assert row.ids.tolist() == [5, 7] and row.logits.tolist() == [4, 2]
 
 
 @pytest.mark.parametrize(

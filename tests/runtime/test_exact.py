@@ -1,0 +1,88 @@
+"""Generation over candidates: proved, else by the full product, and every token counted."""
+
+import numpy as np
+import pytest
+
+from headport.errors import BundleError, NonFiniteError
+
+MODES = {
+    "greedy": {},
+    "temperature": {"temperature": 0.8, "seed": 5},
+    "hot": {"temperature": 1.5, "seed": 5},
+    "top_k": {"temperature": 1.0, "top_k": 20, "seed": 5},
+    "top_p": {"temperature": 1.0, "top_p": 0.9, "seed": 5},
+    "min_p": {"temperature": 1.0, "min_p": 0.1, "seed": 5},
+}
+
+
+def tokens(generator, **options):
+    found = generator.generate(["ab", "c"], max_new_tokens=20, eos_token_id=(), **options)
+    return [each.token_ids for each in found]
+
+
+@pytest.mark.parametrize("doubt", [0.0, 0.3, 1e9])
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+def test_exact_tokens_are_those_of_all_logits(make, options, doubt):
+    full, exact = make(), make(count=60, doubt=doubt)
+    assert exact.exact and not full.exact
+    assert tokens(exact, **options) == tokens(full, **options)
+    stats = exact.stats
+    assert stats.certified + stats.fallbacks == stats.new_tokens == 40
+    assert stats.unproved == 0
+    assert stats.fallbacks == exact._runner.full_rows
+    if doubt == 0.0:
+        assert stats.certified > 30
+    if doubt == 1e9:
+        assert stats.fallbacks == 40
+
+
+def test_counts_go_to_their_mode(make):
+    generator = make(count=60)
+    tokens(generator)
+    tokens(generator, temperature=1.0, top_k=20, seed=1)
+    modes = generator.stats.modes
+    assert modes.keys() == {"greedy", "top_k"}
+    assert modes["greedy"] == {"certified": 40, "fallbacks": 0, "unproved": 0}
+    modes["greedy"]["certified"] = 0
+    assert generator.stats.modes["greedy"]["certified"] == 40  # a copy was given
+
+
+def test_without_exact_nothing_is_computed_in_full(make):
+    generator = make(count=60, doubt=1e9, options={"exact": False})
+    tokens(generator)
+    assert generator.stats.unproved == 40 and generator._runner.full_rows == 0
+
+
+def test_rescored_heads_prove_nothing(make):
+    generator = make(count=60, certified=False)
+    assert not generator.exact
+    assert tokens(generator) == tokens(make())
+    assert generator.stats.unproved == 40 and generator.stats.certified == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [({}, "all logits"), ({"count": 5, "certified": False}, "candidates without a certificate")],
+)
+def test_exact_is_refused_without_a_certificate(make, arguments, found):
+    with pytest.raises(BundleError, match=f"need a certified head, this one gives {found}"):
+        make(options={"exact": True}, **arguments)
+
+
+def test_candidates_that_are_not_finite_are_refused(make, table):
+    broken = table.copy()
+    broken[ord("a") - 33, 5] = np.nan
+    with pytest.raises(NonFiniteError, match="row 0, step 0"):
+        make(broken, count=257 - 1).generate([[ord("a") - 33]])
+
+
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+def test_padded_candidates_are_no_tokens(make, table, options):
+    padded = np.concatenate([table, np.full((257, 63), 50.0)], axis=1)
+    assert tokens(make(padded, count=150), **options) == tokens(make(), **options)
+
+
+def test_logits_and_scores_come_from_the_full_product(make):
+    generator, full = make(count=5), make()
+    assert (generator.logits([3, 4]) == full.logits([3, 4])).all()
+    assert generator.score("abc")[0].nll.tolist() == full.score("abc")[0].nll.tolist()
