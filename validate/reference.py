@@ -143,7 +143,8 @@ class Reference:
     def _bound(self, logits: torch.Tensor) -> Float64:
         if self._slope is None:
             return np.zeros(logits.shape[:2])
-        return self._watch.product_bound() * self._slope
+        # A broken model has no norms; its logits say so, and JSON knows no NaN.
+        return np.nan_to_num(self._watch.product_bound() * self._slope)
 
     def encode(self, texts: tuple[str, ...]) -> Encoded:
         """Token ids as the checkpoint's tokenizer gives them by default."""
@@ -170,7 +171,7 @@ class Reference:
                 output = self._model(input_ids=fed, use_cache=True, **given)
                 last: Float32 = output.logits[:, -1].float().numpy()
                 best = np.partition(last, -2, axis=1)[:, -2:].astype(np.float64)
-                margins.append(best[:, 1] - best[:, 0])
+                margins.append(np.nan_to_num(best[:, 1] - best[:, 0]))
                 bounds.append(self._bound(output.logits)[:, -1])
                 chosen = torch.from_numpy(last.argmax(axis=1))[:, None]
                 history = torch.cat([history, chosen], dim=1)

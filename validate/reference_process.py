@@ -149,6 +149,7 @@ class ReferenceProcess:
         try:
             write_message(self._process.stdin, request)
         except BrokenPipeError:
+            self.ready()  # raises the reason, where the process could give one
             raise self._death() from None
 
     def _receive(self, kind: type[_A]) -> _A:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headport.bundle import Bundle
-from headport.errors import ParityError, UsageError
+from headport.errors import NonFiniteError, ParityError, UsageError
 from headport.metrics import RowScores, summarize
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import Comparison, check_ids, compare, prepare
@@ -109,6 +109,23 @@ def test_blocks_of_head_rows_change_nothing(
     rows = [RowScores.concatenate([p.rows for p in c.slices]) for c in (whole, split)]
     np.testing.assert_allclose(rows[0].nll_candidate, rows[1].nll_candidate, atol=1e-6)
     np.testing.assert_allclose(rows[0].nll_reference, rows[1].nll_reference, atol=1e-12)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_logits_that_are_not_finite_end_the_run(
+    broken: float, texts: Any, candidate: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = candidate.logits
+
+    def spoiled(hidden: Any) -> Any:
+        found = logits(hidden).copy()
+        found[-1, 5] = broken
+        return found
+
+    monkeypatch.setattr(candidate, "logits", spoiled)
+    with pytest.raises(NonFiniteError, match=r"the candidate gives (nan|inf) for token id 5"):
+        comparison(texts, candidate, reference)
+    reference._asked.clear()
 
 
 def test_the_budget_is_shared_among_texts(texts: Any, candidate: Any) -> None:

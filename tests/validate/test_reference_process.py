@@ -56,12 +56,11 @@ def test_greedy(process: ReferenceProcess) -> None:
     assert [len(row) for row in found.token_ids] == [3, 3]
 
 
-def test_a_missing_checkpoint_is_its_own_error(tmp_path: Path) -> None:
-    with (
-        ReferenceProcess(str(tmp_path / "none")) as running,
-        pytest.raises(CheckpointError, match="nothing is there"),
-    ):
-        running.ready()
+def test_a_request_to_a_process_that_failed_gives_its_reason(tmp_path: Path) -> None:
+    with ReferenceProcess(str(tmp_path / "none")) as running:
+        running._process.wait()
+        with pytest.raises(CheckpointError, match="nothing is there"):
+            running.ask_score(ids(1))
 
 
 def test_a_killed_process_is_reported_and_gone(tiny_llama: Path) -> None:
