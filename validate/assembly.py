@@ -90,7 +90,7 @@ def assemble_report(
             [material.documents for material in found.materials],
             candidate.tokens.decode,
         ),
-        notes=_notes(found.ready, facts),
+        notes=(*_notes(found.ready, facts), *candidate.notes()),
         protocol=_protocol(settings, candidate, found),
         reference=found.ready.facts,
         candidate=facts,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
-from headport.errors import BundleError
-from headport.runner import open_runner
+from headport.errors import BundleError, ParityError
+from headport.runner import Candidates, open_runner
 from headport.runtime.text import Tokens as BundleTokens
 from headport.session import SessionSettings
 from headport.validate.documents import Tokens
 
-__all__ = ["CHUNK_TOKENS", "HEAD_NAME", "Candidate"]
+__all__ = ["CHUNK_TOKENS", "HEAD_NAME", "Candidate", "Proved"]
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -24,22 +25,45 @@ HEAD_NAME = "lm"
 # Longer windows continue through the cache, as in use; it also bounds the attention's memory.
 CHUNK_TOKENS = 512
 _LOGIT_BYTES = 64 << 20  # of one block of head rows
+_FULL_TOLERANCE = 1e-4  # of the largest logit; float32 products are within 1e-6
+
+
+@dataclass(frozen=True)
+class Proved:
+    """Positions at which a certificate proved the first place, and the first ten."""
+
+    positions: int
+    first: int
+    ten: int
+
+    def add(self, certified_k: Int64) -> Proved:
+        """These and more positions, [N]."""
+        ranks = len(certified_k), int((certified_k >= 1).sum()), int((certified_k >= 10).sum())
+        return Proved(self.positions + ranks[0], self.first + ranks[1], self.ten + ranks[2])
+
+    def share(self, count: int) -> float:
+        """A count as a share of the positions."""
+        return count / max(1, self.positions)
 
 
 class Candidate:
     """Runs a bundle's backbone and language-model head, and its tokenizer.
 
+    A head that gives candidates is judged by what it says about the whole vocabulary: quantised
+    logits, into which the exact ones of its candidates are written. Its full product, which
+    `Generator.logits` and `score` use, is held against the candidates on the way.
+
     Raises:
-        BundleError: If it has no head `lm` that gives logits, or does not load.
+        BundleError: If it has no head `lm`, or does not load.
     """
 
     def __init__(self, bundle: Bundle, threads: int) -> None:
         head = bundle.manifest.heads.get(HEAD_NAME)
-        if head is None or head.outputs != "logits":
-            found = "none" if head is None else f"one that gives {head.outputs}"
+        if head is None or (head.outputs == "candidates") != (head.candidates is not None):
+            found = "none" if head is None else f"one that gives {head.outputs} but not how"
             raise BundleError(
-                f"{bundle.path}: a head {HEAD_NAME!r} that gives all logits was expected, "
-                f"{found} is there"
+                f"{bundle.path}: a head {HEAD_NAME!r} that gives logits or candidates was "
+                f"expected, {found} is there"
             )
         self.head = head
         self.tokens = BundleTokens(bundle)
@@ -48,6 +72,7 @@ class Candidate:
         self.block_rows = max(1, _LOGIT_BYTES // (4 * head.vocab_size))
         self.seconds = 0.0  # spent in backbone and head
         self.settings = SessionSettings(threads=threads)
+        self.proved = Proved(0, 0, 0)
         self._runner = open_runner(bundle, self.settings, heads=(HEAD_NAME,))
 
     def encode(self, text: str) -> Tokens:
@@ -95,12 +120,51 @@ class Candidate:
         return [row[:length] for row, length in zip(hidden, lengths, strict=True)]
 
     def logits(self, hidden_states: Float32) -> Float32:
-        """Logits [N, V] of hidden states [N, H]."""
+        """Logits [N, V] of hidden states [N, H].
+
+        Raises:
+            ParityError: If candidates are not scored as the full product scores them.
+        """
         started = time.perf_counter()
-        logits = self._runner.head(hidden_states, HEAD_NAME).logits
+        output = self._runner.head(hidden_states, HEAD_NAME)
+        logits = output.logits
+        if output.candidates is not None:
+            logits = self._rescored(hidden_states, output.candidates)
         assert logits is not None
         self.seconds += time.perf_counter() - started
         return logits
+
+    def _rescored(self, hidden_states: Float32, candidates: Candidates) -> Float32:
+        self.proved = self.proved.add(candidates.certified_k)
+        full = self._runner.full_logits(hidden_states[:1], HEAD_NAME)[0]
+        expected = full[candidates.ids[0]].astype(np.float64)
+        error = np.abs(candidates.logits[0] - expected).max()
+        if not error <= _FULL_TOLERANCE * np.abs(full).max():
+            raise ParityError(
+                f"a candidate's logit differs from the full product's by {error:.3g}; the head's "
+                "graphs do not belong together, quantise the bundle again"
+            )
+        logits = self._runner.quantised(hidden_states, HEAD_NAME).logits
+        np.put_along_axis(logits, candidates.ids, candidates.logits.astype(np.float32), axis=1)
+        return logits
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the report must know about the head."""
+        form = self.head.candidates
+        if form is None:
+            return ()
+        first = (
+            f"The head gives {form.count} candidates, scored with the original weight; all other "
+            "tokens enter these figures with their quantised logits."
+        )
+        if not form.certified:
+            return (first,)
+        return (
+            first,
+            f"Of {self.proved.positions} positions the certificate proved the first place on "
+            f"{self.proved.share(self.proved.first):.3%} and the first ten on "
+            f"{self.proved.share(self.proved.ten):.3%}.",
+        )
 
     def continue_greedily(self, prompts: Int64, steps: int) -> Int64:
         """Greedy tokens, ties by lowest id, end-of-text tokens not heeded: [B, P] → [B, steps]."""
@@ -111,8 +175,11 @@ class Candidate:
         for step in range(steps):
             new = np.full(batch_size, fed.shape[1], np.int64)
             hidden = self._runner.forward(cache, fed, new)
-            logits = self._runner.head(np.ascontiguousarray(hidden[:, -1]), HEAD_NAME).logits
-            assert logits is not None
-            chosen[:, step] = logits.argmax(axis=1)
+            output = self._runner.head(np.ascontiguousarray(hidden[:, -1]), HEAD_NAME)
+            if output.candidates is not None:
+                chosen[:, step] = output.candidates.ids[:, 0]
+            else:
+                assert output.logits is not None
+                chosen[:, step] = output.logits.argmax(axis=1)
             fed = chosen[:, step : step + 1]
         return chosen

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headport.bundle import Bundle
-from headport.errors import BundleError
+from headport.errors import BundleError, ParityError
 from headport.validate import candidate as module
 from headport.validate.candidate import Candidate
 
@@ -64,9 +64,46 @@ def test_blocks_of_head_rows_are_bounded(candidate: Candidate) -> None:
     assert candidate.block_rows * candidate.vocab_size * 4 <= 64 << 20
 
 
-def test_a_bundle_without_logits_is_refused(tiny_bundle: Path) -> None:
+def test_a_head_that_says_candidates_without_saying_how_is_refused(tiny_bundle: Path) -> None:
     bundle = Bundle.open(tiny_bundle)
     head = msgspec.structs.replace(bundle.manifest.heads["lm"], outputs="candidates")
     manifest = msgspec.structs.replace(bundle.manifest, heads={"lm": head})
-    with pytest.raises(BundleError, match="one that gives candidates is there"):
+    with pytest.raises(BundleError, match="one that gives candidates but not how is there"):
         Candidate(Bundle(bundle.path, manifest), threads=1)
+
+
+@pytest.fixture(scope="module")
+def certified(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    from headport.quantize import Options, quantize
+
+    output = tmp_path_factory.mktemp("certified") / "int8"
+    asked = Options(
+        bundle=tiny_bundle, output=output, head="int8", block=16, certify=True, rescore=32
+    )
+    return quantize(asked)
+
+
+def test_candidates_are_judged_by_rescored_logits(certified: Bundle, tiny_bundle: Path) -> None:
+    judged = Candidate(certified, threads=1)
+    plain = Candidate(Bundle.open(tiny_bundle), threads=1)
+    states = np.concatenate(plain.hidden_states(windows()))
+    found, full = judged.logits(states), plain.logits(states)
+    leading = np.argsort(-full, axis=1)[:, :10]
+    close = np.abs(np.take_along_axis(found - full, leading, axis=1))
+    assert close.max() < 1e-5 < np.abs(found - full).max() < 0.1
+    proved = judged.proved
+    assert proved.positions == len(states) >= proved.first >= proved.ten > 0
+    assert "32 candidates" in judged.notes()[0] and f"{len(states)} positions" in judged.notes()[1]
+    prompts = np.array([[5, 3, 8], [9, 9, 2]])
+    expected = plain.continue_greedily(prompts, 4)
+    assert (judged.continue_greedily(prompts, 4) == expected).all()
+
+
+def test_a_full_product_of_another_weight_is_found(
+    certified: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = Candidate(certified, threads=1)
+    honest = judged._runner.full_logits
+    monkeypatch.setattr(judged._runner, "full_logits", lambda *given: honest(*given)[:, ::-1])
+    with pytest.raises(ParityError, match="graphs do not belong together"):
+        judged.logits(judged.hidden_states(windows())[0])
