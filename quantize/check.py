@@ -29,6 +29,7 @@ _MAGNITUDES = (1.0, 2.0**-6, 2.0**-12)
 _CHUNK_ELEMENTS = 1 << 22
 _UNIT_ROUNDOFF = 2.0**-24  # of float32
 _SMALLEST = 2.0**-149  # of float32
+_SMALLEST_NORMAL = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,9 @@ def _reference(
     terms = 4 * np.sqrt(weight.shape[1]) + 8
     size = np.abs(x) @ np.abs(rounded).T + np.abs(b)
     bound = abs(head.scale) * terms * (_UNIT_ROUNDOFF * size + _SMALLEST)
-    return logits, bound + 8 * _UNIT_ROUNDOFF * np.abs(logits) + _SMALLEST
+    # Softcap's operators may flush what lies below the normal range.
+    least = _SMALLEST if head.softcap is None else _SMALLEST_NORMAL
+    return logits, bound + 8 * _UNIT_ROUNDOFF * np.abs(logits) + least
 
 
 def _rounded_int8(weight: npt.NDArray[Any], block: int | None) -> Float64:

@@ -17,6 +17,7 @@ __all__ = ["activation_errors", "head_bound"]
 Float64 = npt.NDArray[np.float64]
 
 _UNIT_ROUNDOFF = 2.0**-24  # of float32
+_UNDERFLOW = 2.0**-90
 _CHUNK_ELEMENTS = 1 << 22
 
 # Largest |δ| of an activation whose block has the largest magnitude amax, in units of amax.
@@ -54,7 +55,8 @@ def head_bound(portable: Bundle, name: str, hidden_states: Float64) -> Float64:
 
     The second term is the rounding of both float32 sums (probabilistic, λ = 4, Higham and Mary
     2019, doi:10.1137/18M1226312). The third is the kernel's zero point: it adds up products with
-    Q + 128 and takes 128 S Σ x off again, block by block. A softcap enlarges nothing.
+    Q + 128 and takes 128 S Σ x off again, block by block. Besides, 2⁻⁹⁰ for what falls below
+    float32's normal range. A softcap enlarges nothing.
 
     Args:
         portable: The bundle before lowering.
@@ -88,4 +90,4 @@ def head_bound(portable: Bundle, name: str, hidden_states: Float64) -> Float64:
         sums = (8 * np.sqrt(H) + 32) * (size @ magnitude.T)
         zero_point = (2 * count + 8) * (block_size @ (128 * S).T)
         bound[:, rows] = lost @ per_block.T + _UNIT_ROUNDOFF * (sums + zero_point)
-    return bound * abs(head.scale)
+    return (bound + _UNDERFLOW) * abs(head.scale)
