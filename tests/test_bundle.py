@@ -176,6 +176,15 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_that_cannot_hold_files_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OutputError, match="cannot be written"),
+        draft_bundle(tmp_path / "file" / "a", force=False),
+    ):
+        pass
+
+
 def test_text_files_are_not_overwritten_without_force(tmp_path: Path) -> None:
     file = tmp_path / "new" / "report.md"
     write_text({file: "one"}, force=False)

@@ -201,16 +201,11 @@ def draft_bundle(output: str | Path, *, force: bool) -> Iterator[Draft]:
     target = Path(output).absolute()
     draft: Draft | None = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.draft.", dir=target.parent))
-        folder.chmod(0o755)
-        draft = Draft(folder, target, force)
+        draft = Draft(_scratch_folder(target), target, force)
         yield draft
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutputError(f"no space left to write {output}; nothing was written") from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
-            raise OutputError(f"{output} cannot be written: {error.strerror}") from error
         raise
     finally:
         if draft is not None:
@@ -222,6 +217,18 @@ def carried_files(manifest: Manifest) -> list[str]:
     made = {graph.file for graph in manifest.graphs.values()}
     made |= {tensor.file for tensor in manifest.tensors} | {SELFTEST_FILE}
     return [name for name in manifest.files if name not in made]
+
+
+def _scratch_folder(target: Path) -> Path:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.draft.", dir=target.parent))
+        folder.chmod(0o755)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OutputError(f"{target} cannot be written: {error.strerror}") from error
+    return folder
 
 
 def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:

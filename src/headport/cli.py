@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import os
 import sys
@@ -64,10 +63,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our stdout has gone, as in `headport … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        print("headport: no space left on the device; nothing was written", file=sys.stderr)
+    except OSError as error:  # the machine's fault, not ours: full disk, no permission
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"headport: {where}{error.strerror or error}", file=sys.stderr)
         return 2
 
 
