@@ -162,9 +162,9 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 # Threads wait for the next operator by spinning. Between operators that takes microseconds; ONNX
-# Runtime's default of about a millisecond also spins through the gaps between runs, where backbone
-# and head, which have threads of their own, take the cores from each other and from other
-# processes: a token took four times as long on two busy cores.
+# Runtime's default spins longer, also through the gaps between runs, where backbone and head, which
+# have threads of their own, take the cores from each other and from other processes: on two busy
+# cores a token took four times as long.
 _SPINNING = {"session.intra_op.spin_duration_us": "100"}
 
 
