@@ -21,7 +21,7 @@ from headport.quantize.blocks import BLOCKS
 from headport.quantize.check import HeadCheck, check_head
 from headport.quantize.formats import FORMATS, StoredWeight
 from headport.quantize.head_pass import find_product, store_head_weight
-from headport.quantize.rescoring import Rescoring, add_rescoring
+from headport.quantize.rescoring import Rescoring, RescoringBytes, add_rescoring, bytes_of
 from headport.selftest import write_selftest
 
 __all__ = ["SUMMARY", "Options", "quantize", "run"]
@@ -79,6 +79,7 @@ class QuantizeReport:
     tensor_bytes_after: int
     was_tied: bool  # to the input embedding, which stays as it was
     check: HeadCheck
+    rescoring: RescoringBytes | None  # None: the head gives all logits
 
 
 def quantize(options: Options) -> Bundle:
@@ -205,6 +206,7 @@ def _report(
     before: Manifest, after: Manifest, stored: StoredWeight, weight_bytes: int, check: HeadCheck
 ) -> QuantizeReport:
     errors = stored.row_errors
+    head = after.heads[_HEAD]
     return QuantizeReport(
         rows=len(errors),
         row_error_max=float(errors.max()),
@@ -216,6 +218,7 @@ def _report(
         tensor_bytes_after=sum(t.length for t in after.tensors),
         was_tied=before.heads[_HEAD].tied,
         check=check,
+        rescoring=bytes_of(after, head) if head.candidates is not None else None,
     )
 
 
@@ -246,9 +249,26 @@ def _text(bundle: Bundle, chosen: dict[str, Any], report: dict[str, Any]) -> str
         f"check against float64: max |Δlogit| {check['max_abs_logit_error']:.1e}, at most "
         f"{check['largest_share_of_bound']:.1%} of its rounding bound ({check['logits']} logits)",
     ]
+    if report["rescoring"]:
+        lines += _rescoring_lines(bundle, report["rescoring"])
     if report["rows_lost"]:
         lines.append(
             f"warning: {report['rows_lost']} rows lost half of their norm or more; they are too "
             f"small for {chosen['head']}"
         )
     return "\n".join(lines)
+
+
+def _rescoring_lines(bundle: Bundle, sizes: dict[str, Any]) -> list[str]:
+    form = bundle.manifest.heads[_HEAD].candidates
+    assert form is not None
+    proof = f", ranks proved by a bound per {form.bound}" if form.certified else ""
+    where = "shared with the embedding" if sizes["original_shared"] else "kept beside it"
+    return [
+        f"{form.count} candidates per row, scored with the original weight{proof}",
+        f"original weight {sizes['original'] / 1e6:.1f} MB, {where}; certificate "
+        f"{sizes['certificate'] / 1e6:.1f} MB",
+        f"read per token {sizes['read_per_token'] / 1e6:.1f} MB, per fallback "
+        f"{sizes['read_per_fallback'] / 1e6:.1f} MB more; held in memory "
+        f"{sizes['resident'] / 1e6:.1f} MB",
+    ]

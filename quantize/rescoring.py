@@ -15,11 +15,11 @@ from headport.certificate import Bound
 from headport.errors import QuantizeError
 from headport.graphs import load_graphs
 from headport.ledger import read_tensor
-from headport.manifest import CandidateForm, Head, Tensor
+from headport.manifest import CandidateForm, Head, Manifest, Tensor
 from headport.quantize.candidates_pass import CandidateSettings, OriginalWeight, add_candidates
 from headport.quantize.certificate import certificate_of, equal_rows
 
-__all__ = ["Rescoring", "add_rescoring"]
+__all__ = ["Rescoring", "RescoringBytes", "add_rescoring", "bytes_of"]
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +34,42 @@ class Rescoring:
     initializer: str  # W's name inside the head's graph
     stored: Mapping[str, Array]  # `int8`, `scale`
     bias: npt.NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class RescoringBytes:
+    """What candidates cost besides the quantised weight, in bytes."""
+
+    certificate: int  # bounds, and the table of equal rows where there are any
+    original: int  # the original weight on disk
+    original_shared: bool  # it is the input embedding, which is there anyway
+    resident: int  # what the head holds in memory until the full product is first needed
+    read_per_token: int  # by one row of the head: quantised weight, bounds and M original rows
+    read_per_fallback: int  # more of it by one row that takes the full product
+
+
+def bytes_of(manifest: Manifest, head: Head) -> RescoringBytes:
+    """Sizes of a written head that gives candidates."""
+    form = head.candidates
+    assert form is not None
+    read = {
+        name.removeprefix(f"{head.graph}:"): tensor.length
+        for tensor in manifest.tensors
+        for name in tensor.consumers
+        if name.startswith(f"{head.graph}:")
+    }
+    original = next(tensor for tensor in manifest.tensors if tensor.name == form.original)
+    resident = sum(read.values())
+    certificate = sum(size for name, size in read.items() if name.startswith("certificate."))
+    rows = form.count * (original.length // original.shape[0])
+    return RescoringBytes(
+        certificate=certificate,
+        original=original.length,
+        original_shared=form.original_tied,
+        resident=resident,
+        read_per_token=resident - original.length + rows,
+        read_per_fallback=original.length,
+    )
 
 
 def add_rescoring(
