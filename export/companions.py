@@ -11,6 +11,7 @@ from typing import Any
 from headport.bundle import copy_files
 from headport.errors import CheckpointError, ParityError
 from headport.export.checkpoint import Checkpoint, quiet_libraries
+from headport.export.gguf_metadata import read_text_field
 from headport.manifest import License
 
 __all__ = ["check_tokenizer", "generation_defaults", "write_companions", "write_licence"]
@@ -25,7 +26,17 @@ _OPTIONAL = (
 )
 _LICENCE_PATTERNS = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*")
 # Keys that name the machine or the program that wrote the file, not the model.
-_PRIVATE = ("_name_or_path", "transformers_version", "_from_model_config", "quantization_config")
+_PRIVATE = (
+    "_name_or_path",
+    "_model_name_or_path",
+    "_from_model_config",
+    "transformers_version",
+    "quantization_config",
+    "is_local",
+    "local_files_only",
+    "name_or_path",
+    "tokenizer_file",
+)
 
 # Generation settings of transformers' own loop; they do not change which token comes next.
 _INTERNAL = (
@@ -72,8 +83,17 @@ def write_companions(checkpoint: Checkpoint, tokenizer: Any, model: Any, folder:
     if not (folder / _TOKENIZER).is_file():
         raise CheckpointError(f"{checkpoint.name}: its tokenizer has no {_TOKENIZER} form")
     config = json.loads(model.config.to_json_string(use_diff=True))
-    config = {k: v for k, v in config.items() if k not in _PRIVATE}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    config.setdefault("architectures", [type(model).__name__])
+    _write_json(folder / "config.json", config)
+    tokenizer_config = folder / "tokenizer_config.json"
+    if tokenizer_config.is_file():
+        _write_json(tokenizer_config, json.loads(tokenizer_config.read_text("utf-8")))
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    public = {k: v for k, v in values.items() if k not in _PRIVATE}
+    text = json.dumps(public, indent=2, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8")
 
 
 def check_tokenizer(folder: Path, tokenizer: Any) -> int:
@@ -118,7 +138,8 @@ def write_licence(checkpoint: Checkpoint, folder: Path) -> License:
     if checkpoint.format == "gguf":
         # A folder may hold files of many models; only what stands in this one is about it.
         files = ()
-        stated, source = _gguf_licence(checkpoint.weight_files[0]), "general.license in the GGUF"
+        stated = read_text_field(checkpoint.weight_files[0], "general.license")
+        source = "general.license in the GGUF"
     else:
         stated, source = _readme_licence(own / "README.md"), "README.md front matter"
     copy_files(own, files, folder)
@@ -134,10 +155,3 @@ def _readme_licence(readme: Path) -> str | None:
     front = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
     stated = front and re.search(r"^license:\s*[\"']?([^\s\"'#]+)", front.group(1), re.MULTILINE)
     return stated.group(1) if stated else None
-
-
-def _gguf_licence(file: Path) -> str | None:
-    from gguf import GGUFReader
-
-    field = GGUFReader(file).get_field("general.license")
-    return str(field.contents()) if field is not None else None

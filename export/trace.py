@@ -179,11 +179,17 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
         if isinstance(cause, ExportError):
             raise ExportError(f"{name}: {cause}") from error
         raise ExportError(f"{name} cannot be traced: {first_line(cause)}") from error
-    backbone: ir.Model = exported.model
+    # A graph remembers values it has lost and the rewriter's rules the last graph they saw, so
+    # whatever stays in either would keep the model's memory: a clone starts without a past.
+    backbone: ir.Model = exported.model.clone()
     names = {p.data_ptr(): name for name, p in model.named_parameters() if p.numel()}
     name_initializers(backbone, names, prefix="model.")
+    weights = list(backbone.graph.initializers.values())
     store_transposed(backbone)
     _optimize(backbone)
+    for value in weights:
+        if backbone.graph.initializers.get(value.name or "") is not value:
+            value.const_value = None
     finish_graph(backbone, _cache_dims(shapes))
     check_attention(backbone, layers, type(model).__name__)
     return backbone
