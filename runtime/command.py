@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.progress import say
@@ -30,10 +30,20 @@ class Options(OptionRecord, frozen=True):
     top_p: Annotated[float | None, option("mass of the tokens kept; 1 is off")] = None
     min_p: Annotated[float | None, option("least share of the top probability; 0 is off")] = None
     seed: Annotated[int | None, option("key of the noise; drawn where not given")] = None
+    exact: Annotated[
+        Literal["auto", "always", "never"],
+        option(
+            "tokens as the unquantised head gives them: where the head is certified, "
+            "or refuse others, or leave unproved tokens as they are"
+        ),
+    ] = "auto"
     threads: Annotated[int, option("ONNX Runtime threads, 0 = all available cores")] = 0
     ignore: Annotated[
         tuple[str, ...], option("fields of the bundle's generation_config to leave out")
     ] = ()
+
+
+_EXACT = {"auto": None, "always": True, "never": False}
 
 
 def generate(options: Options) -> tuple[Generation, dict[str, Any]]:
@@ -46,7 +56,12 @@ def generate(options: Options) -> tuple[Generation, dict[str, Any]]:
     Raises:
         HeadportError: As `Generator` and `Generator.stream`.
     """
-    generator = Generator(options.bundle, threads=options.threads, ignore=options.ignore)
+    generator = Generator(
+        options.bundle,
+        threads=options.threads,
+        ignore=options.ignore,
+        exact=_EXACT[options.exact],
+    )
     prompt: str | list[int] = options.prompt
     if options.chat:
         prompt = generator.chat_ids([{"role": "user", "content": options.prompt}])

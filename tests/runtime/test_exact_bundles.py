@@ -90,3 +90,21 @@ def test_a_bundle_whose_bound_was_changed_is_refused_at_load(
     with pytest.raises(BundleError, match="certificate BROKEN"):
         Generator(folder, verify=False)
     assert Generator(folder, verify=False, exact=False).generate("a", max_new_tokens=2)
+
+
+@pytest.mark.parametrize(("exact", "proved"), [("auto", 4), ("always", 4), ("never", 4)])
+def test_the_command_says_how_its_tokens_were_chosen(
+    certified: dict[str, Path], exact: Any, proved: int
+) -> None:
+    from headport.runtime.command import Options, run
+
+    outcome = run(Options(bundle=certified["ort-cpu"], prompt="ab", exact=exact, max_new_tokens=4))
+    stats = outcome.document["stats"]
+    assert stats["certified"] == proved and stats["modes"]["greedy"]["fallbacks"] == 0
+
+
+def test_the_command_refuses_exact_without_a_certificate(tiny_bundle: Path) -> None:
+    from headport.runtime.command import Options, run
+
+    with pytest.raises(BundleError, match="need a certified head"):
+        run(Options(bundle=tiny_bundle, prompt="ab", exact="always"))
