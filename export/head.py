@@ -7,8 +7,9 @@ parameters are measured by feeding the head chosen hidden states, and checked on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,11 @@ from headport.export.checkpoint import run_reference
 
 __all__ = ["HeadTransform", "apply_transform", "fit_head", "probe_head"]
 
+_Head = Callable[[torch.Tensor], torch.Tensor]
+
 _ROWS = 8
 _TOLERANCE = 2e-5  # of the largest logit of a probe; float32 products stay an order below
+_CAPPED = 0.9  # of the softcap; logits above it say little about what was capped
 _SNAP = 2e-6  # a measured constant this close to a short decimal is that decimal
 
 
@@ -108,7 +112,7 @@ def _run(
 
 @torch.no_grad()
 def fit_head(
-    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    logits_of: _Head,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     hidden: torch.Tensor,
@@ -139,30 +143,60 @@ def fit_head(
 
     far, farther = (logits_of(probe(m)).abs().max().item() for m in (1e6, 1e8))
     softcap = _snapped(farther) if farther <= far * (1 + 1e-6) else None
-    near = probe(1.0)
-    at_zero = _uncapped(logits_of(torch.zeros_like(near)), softcap)
-    change = (_uncapped(logits_of(near), softcap) - at_zero).double()
-    product = (near @ weight.T).double()
-    scale = _snapped(((change * product).sum() / (product * product).sum()).item())
-    offset = at_zero[0] / scale if scale else at_zero[0]
-    # The module's own bias is exact; one that is added elsewhere in the model is measured.
-    declared = torch.zeros_like(offset) if bias is None else bias.detach()
-    if torch.allclose(declared, offset, rtol=_TOLERANCE, atol=_TOLERANCE):
-        found = None if bias is None else bias.detach()
-    else:
-        found = offset.clone()
-    for h in (hidden, probe(0.01), probe(3.0), probe(100.0)):
+    # Many magnitudes, because only what stays below the cap tells anything.
+    probes = [probe(magnitude) for magnitude in (1e-3, 1e-2, 0.1, 1.0, 10.0)]
+    products = [(h @ weight.T).double() for h in probes]
+    inner = [_uncapped(logits_of(h), softcap) for h in probes]
+    at_zero = _uncapped(logits_of(torch.zeros_like(hidden)), softcap)[0]
+    fresh = [hidden, probe(0.01), probe(3.0), probe(100.0)]
+    worst = ""
+    for found in _bias_candidates(bias, products, inner, at_zero):
+        offset = 0.0 if found is None else found.double()
+        scale = _snapped(_slope([x + offset for x in products], inner))
+        parts: dict[str, Any] = {
+            "weight": weight,
+            "bias": found,
+            "scale": scale,
+            "softcap": softcap,
+        }
+        worst = _deviation(logits_of, partial(apply_transform, **parts), fresh)
+        if not worst:
+            return scale, softcap, found
+        worst = f"with scale {scale:g}, softcap {softcap}, bias {found is not None} {worst}"
+    raise ExportError(
+        f"{name}: its logits are not softcap(scale * (W h + b)) of what its head is given: {worst}"
+    )
+
+
+def _bias_candidates(
+    declared: torch.Tensor | None,
+    products: list[torch.Tensor],
+    inner: list[torch.Tensor],
+    at_zero: torch.Tensor,
+) -> Iterator[torch.Tensor | None]:
+    # The bias of the head's own module is exact; one that the model adds elsewhere is measured.
+    yield None if declared is None else declared.detach()
+    scale = _slope(products, [y - at_zero for y in inner])
+    if scale and torch.isfinite(at_zero).all():
+        yield (at_zero / scale).float()
+
+
+def _slope(x: list[torch.Tensor], y: list[torch.Tensor]) -> float:
+    # Least squares through the origin over what is not NaN: sum(x y) / sum(x x).
+    pairs = [(a[use], b[use]) for a, b in zip(x, y, strict=True) if (use := ~b.isnan()).any()]
+    squares = sum(float((a * a).sum()) for a, _ in pairs)
+    return sum(float((a * b).sum()) for a, b in pairs) / squares if squares else 0.0
+
+
+def _deviation(logits_of: _Head, answer: _Head, probes: list[torch.Tensor]) -> str:
+    # Says how the answer misses; empty where it explains every probe.
+    for h in probes:
         expected = logits_of(h)
-        answer = apply_transform(h, weight, found, scale, softcap)
-        error = (answer - expected).abs().max().item()
+        error = (answer(h) - expected).abs().max().item()
         limit = _TOLERANCE * max(expected.abs().max().item(), 1e-6)
         if not error <= limit:
-            raise ExportError(
-                f"{name}: its logits are not softcap(scale * (W h + b)) of what its head is given: "
-                f"with scale {scale:g}, softcap {softcap}, bias {found is not None} they differ "
-                f"by {error:.3g} where {limit:.3g} is rounding"
-            )
-    return scale, softcap, found
+            return f"they differ by {error:.3g} where {limit:.3g} is rounding"
+    return ""
 
 
 def apply_transform(
@@ -178,14 +212,17 @@ def apply_transform(
 
 
 def _uncapped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    # float64; NaN where the cap has flattened the logit beyond recognition.
+    x = logits.double()
     if softcap is None:
-        return logits
-    ratio = (logits.double() / softcap).clamp(-1 + 1e-12, 1 - 1e-12)
-    return (softcap * torch.atanh(ratio)).to(logits.dtype)
+        return x
+    return torch.where(x.abs() < _CAPPED * softcap, softcap * torch.atanh(x / softcap), torch.nan)
 
 
 def _snapped(value: float) -> float:
-    for candidate in (float(f"{value:.6g}"), 1 / float(f"{1 / value:.6g}") if value else 0.0):
-        if abs(candidate - value) <= _SNAP * abs(value):
-            return candidate
-    return value
+    # Configurations hold short decimals, or divide by one.
+    if not value:
+        return value
+    candidates = (float(f"{value:.6g}"), 1 / float(f"{1 / value:.6g}"))
+    nearest = min(candidates, key=lambda candidate: abs(candidate - value))
+    return nearest if abs(nearest - value) <= _SNAP * abs(value) else value
