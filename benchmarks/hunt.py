@@ -24,7 +24,7 @@ __all__ = ["CASES", "HeadCase", "Truth", "adversarial_states", "count_false", "h
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
-_ROWS = 512
+_ROWS = 256
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Options(OptionRecord, frozen=True):
     ] = False
     bound: Annotated[
         Literal["row", "block"], option("certify: one norm per row, or one per block of it")
-    ] = "block"
+    ] = "row"
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 

@@ -13,6 +13,8 @@ from headport.certificate_check import require_certificate
 from headport.errors import BundleError, ParityError, QuantizeError, UsageError
 from headport.inspection import Options as InspectOptions
 from headport.inspection import inspect
+from headport.lowering import Options as LowerOptions
+from headport.lowering import lower
 from headport.quantize import Options, quantize
 from headport.runner import open_runner
 from tests.toy_bundles import write_toy
@@ -73,12 +75,17 @@ def test_noise_moves_what_is_picked_and_proves_no_rank(tmp_path: Path) -> None:
     assert (found.certified_k == 0).all()
 
 
-def test_states_that_are_not_finite_prove_nothing(tmp_path: Path) -> None:
-    states = STATES[:3].copy()
+@pytest.mark.parametrize("activations", ["residual", "rounded", "exact"])
+def test_states_that_are_not_finite_prove_nothing(tmp_path: Path, activations: str) -> None:
+    states = STATES[:4].copy()
     states[0, 5], states[1, 5], states[2] = np.nan, np.inf, 1e30
-    found = open_runner(_made(tmp_path)).head(states).candidates
-    assert found is not None and found.certified_k.tolist() == [0, 0, 0]
-    assert np.isposinf(found.cut).all()
+    portable = _made(tmp_path, activations=activations)
+    lowered = lower(LowerOptions(bundle=portable.path, output=tmp_path / "cpu", target="ort-cpu"))
+    for bundle in (portable, lowered):
+        found = open_runner(bundle).head(states).candidates
+        assert found is not None and found.certified_k[:3].tolist() == [0, 0, 0]
+        assert np.isposinf(found.cut[:3]).all() and not np.isfinite(found.logits[:2]).all(1).any()
+        assert found.certified_k[3] > 0 and np.isfinite(found.cut[3])
 
 
 def test_without_a_certificate_nothing_is_proved_and_exact_is_refused(tmp_path: Path) -> None:
@@ -97,7 +104,7 @@ def test_the_original_weight_is_stored_once(tmp_path: Path, tied: bool) -> None:
     held = [t for t in bundle.manifest.tensors if t.dtype == "float" and t.shape == (V, H)]
     assert len(held) == (1 if tied else 2)  # untied: the embedding is another matrix
     sizes = bundle.manifest.provenance.stages[-1].report["rescoring"]
-    int8, scale, bounds = V * H, V * 2 * 4, V * 3 * 4
+    int8, scale, bounds = V * H, V * 2 * 4, V * 2 * 4
     assert sizes == {
         "certificate": bounds,
         "original": V * H * 4,
@@ -118,7 +125,7 @@ def test_inspect_names_it_and_checks_it(tmp_path: Path) -> None:
     bundle = _made(tmp_path)
     description, passed = inspect(InspectOptions(bundle=bundle.path, selftest=True))
     text = description.text()
-    assert passed and "10 candidates" in text and "certified per block" in text
+    assert passed and "10 candidates" in text and "certified per row" in text
     assert "certificate holds" in text
 
 

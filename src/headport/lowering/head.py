@@ -10,6 +10,7 @@ the rest x − x₁, at most half a step, whose rounding is some 254 times finer
 for both.
 
 The kernel turns NaN into a number; guard = Σ_h 0 · x_h is 0, or NaN where x holds NaN or infinity.
+A head that gives candidates has none: their float64 logits, and its bounds, are NaN by themselves.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def lower_head(model: ir.Model, head: Head, name: str) -> list[Match]:
     if head.quantization.activations == "exact":
         return [Match(where, _PATTERN, None, "exact activations were asked for")]
     tail = _TAILS[head.quantization.activations]
-    _lower(model, product, tail)
+    _lower(model, product, tail, guarded=head.outputs == "logits")
     became = f"{_OPERATOR}, {head.quantization.activations} activations"
     return [Match(where, _PATTERN, became)]
 
@@ -79,7 +80,9 @@ def _find_product(model: ir.Model, where: str) -> ir.Node:
     )
 
 
-def _lower(model: ir.Model, product: ir.Node, tail: Callable[..., list[ir.Value]]) -> None:
+def _lower(
+    model: ir.Model, product: ir.Node, tail: Callable[..., list[ir.Value]], *, guarded: bool
+) -> None:
     graph = model.graph
     x, restored = product.inputs[0], product.inputs[1]
     assert x is not None and restored is not None
@@ -109,8 +112,9 @@ def _lower(model: ir.Model, product: ir.Node, tail: Callable[..., list[ir.Value]
         )
 
     terms = tail(emit, x, H, block, multiply)
-    zeros = emit.op("Mul", [x, emit.scalar(0.0, np.float32)], "zeros")
-    terms.append(emit.op("ReduceSum", [zeros, emit.ints(1)], "guard", keepdims=1))
+    if guarded:
+        zeros = emit.op("Mul", [x, emit.scalar(0.0, np.float32)], "zeros")
+        terms.append(emit.op("ReduceSum", [zeros, emit.ints(1)], "guard", keepdims=1))
     if len(product.inputs) > 2 and product.inputs[2] is not None:
         terms.append(product.inputs[2])
     replace(graph, product, [emit.op("Sum", terms, "product")])
