@@ -11,6 +11,13 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Each worker of pytest-xdist keeps to one CPU: sessions and torch size their thread pools by what
+# they may use, and two pools on every CPU spend their time waiting for each other.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if _WORKER and hasattr(os, "sched_setaffinity"):
+    _CPUS = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {_CPUS[int(_WORKER.removeprefix("gw")) % len(_CPUS)]})
+
 VOCAB_SIZE = 257  # prime
 TEXTS = (
     "The head is the last matrix of a language model.",

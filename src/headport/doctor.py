@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import sys
 from importlib import metadata
@@ -15,7 +14,7 @@ import msgspec
 from headport import __version__
 from headport.command import OptionRecord, Outcome
 from headport.errors import UsageError
-from headport.session import available_providers
+from headport.session import available_providers, usable_cpus
 
 __all__ = ["SUMMARY", "Check", "Diagnosis", "Options", "diagnose", "run"]
 
@@ -89,7 +88,7 @@ def diagnose() -> Diagnosis:
         headport=__version__,
         python=platform.python_version(),
         machine=f"{platform.system()} {platform.machine()}",
-        cpus=_usable_cpus(),
+        cpus=usable_cpus(),
         cpu_features=_cpu_features(),
         packages=packages,
         providers=providers,
@@ -143,12 +142,6 @@ def _export_packages(packages: dict[str, Any]) -> Check:
         found=found,
         advice="pip install 'headport[export]'",
     )
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cpu_features() -> tuple[str, ...]:
