@@ -165,3 +165,11 @@ def test_a_wrong_quantised_weight_is_found_before_anything_is_written(
     with pytest.raises(ParityError, match="does not multiply with the rounded weight"):
         _made(tmp_path)
     assert not (tmp_path / "int8").exists()
+
+
+def test_a_head_that_gives_all_logits_has_no_quantised_ones(tmp_path: Path) -> None:
+    bundle = write_toy(tmp_path / "toy", WEIGHT)
+    runner = open_runner(bundle)
+    with pytest.raises(BundleError, match="gives logits, candidates were expected"):
+        runner.quantised(STATES)
+    assert (runner.full_logits(STATES) == runner.head(STATES).logits).all()
