@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = parser.parse_args(arguments).keep
     files = texts(folder / "texts")
     long_text = texts(folder / "long", characters=12_000)[1]
-    models = {"smollm2": str(smollm2()), "twin": str(twin(folder / "twin"))}
+    models = {"smollm2": str(smollm2()), "twin": str(twin(folder / "twin-checkpoint"))}
     exports: dict[str, Measured] = {}
     for name, model in models.items():
         target = folder / name
