@@ -30,6 +30,8 @@ from headport.export.lighten import skip_decompositions
 
 __all__ = ["CacheShape", "cache_shapes", "trace_backbone"]
 
+# What a complaint of the exporter about an operator means for the model.
+_UNTRANSLATED = {"grouped_mm": "mixture-of-experts layers cannot be exported yet"}
 # Sizes of the traced example: all different, none 1, so that no two dimensions are taken for one.
 _BATCH, _SEQUENCE, _PAST = 2, 3, 5
 
@@ -178,7 +180,9 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
         name = type(model).__name__
         if isinstance(cause, ExportError):
             raise ExportError(f"{name}: {cause}") from error
-        raise ExportError(f"{name} cannot be traced: {first_line(cause)}") from error
+        known = next((text for key, text in _UNTRANSLATED.items() if key in str(cause)), None)
+        reason = known or f"cannot be traced: {first_line(cause)}"
+        raise ExportError(f"{name}: {reason}") from error
     # A graph remembers values it has lost and the rewriter's rules the last graph they saw, so
     # whatever stays in either would keep the model's memory: a clone starts without a past.
     backbone: ir.Model = exported.model.clone()

@@ -18,7 +18,7 @@ from headport.export.command import Options, export
 from headport.runner import open_runner
 from tests.conftest import VOCAB_SIZE, save_model
 from tests.export.conftest import FamilyBundle
-from tests.export.families import FAMILIES
+from tests.export.families import FAMILIES, SMALL
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -71,6 +71,11 @@ REFUSED = {
             "eos_token_id": 0,
         },
         "FalconForCausalLM.*attention interface",
+    ),
+    "mixtral": (
+        "MixtralConfig",
+        SMALL | {"num_local_experts": 2, "num_hidden_layers": 1},
+        "MixtralForCausalLM: mixture-of-experts",
     ),
     "mamba": (
         "MambaConfig",
