@@ -194,3 +194,23 @@ def test_text_files_are_not_overwritten_without_force(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
     write_text({file: "two"}, force=True)
     assert file.read_text() == "two"
+
+
+def test_a_device_or_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text({pipe: "one"}, force=True)
+        assert os.read(reader, 16) == b"one"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_report_that_cannot_be_written_leaves_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_text({tmp_path / "folder": "one"}, force=True)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "folder"]

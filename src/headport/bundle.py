@@ -245,13 +245,24 @@ def write_text(files: Mapping[Path, str], *, force: bool) -> None:
         OutputError: If one exists and `force` is False, or cannot be written.
     """
     for path in files:
-        if path.exists() and not force:
+        if path.is_file() and not force:
             raise OutputError(f"{path} exists; choose another output or pass --force")
     for path, text in files.items():
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.{os.getpid()}")
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
+            _write_whole(path, text)
         except OSError as error:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _write_whole(path: Path, text: str) -> None:
+    if path.exists() and not path.is_file():
+        # A device or a pipe is written to; renaming a file over it would destroy it.
+        path.write_text(text, encoding="utf-8")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
