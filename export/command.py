@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from headport.bundle import Bundle, Draft, draft_bundle
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import ExportError
 from headport.export.checkpoint import (
+    Checkpoint,
     checkpoint_sha256,
     find_checkpoint,
     load_model,
@@ -36,10 +37,11 @@ from headport.export.description import (
     model_entry,
     vocabulary_entry,
 )
-from headport.export.head import HeadTransform, probe_head
+from headport.export.head import probe_head
 from headport.export.head_graph import build_head
 from headport.export.hygiene import check_constants
 from headport.export.parity import check_parity, plan_parity, reference_logits
+from headport.export.precision import convert_model, parameter_bytes
 from headport.export.trace import cache_shapes, trace_backbone
 from headport.export.written import check_written
 from headport.graphs import graph_entry, write_graphs
@@ -96,13 +98,12 @@ def export(options: Options) -> Bundle:
         shapes = cache_shapes(model)
         head = probe_head(model)
         max_context = context_length(model) or _UNSTATED_CONTEXT
-        plan = plan_parity(_embedding(model).shape[0], max_context, _window_hint(model))
+        plan = plan_parity(_vocabulary_rows(model), max_context, _window_hint(model))
         reference = reference_logits(model, plan)
         write_companions(checkpoint, tokenizer, model, draft.path)
-        defaults = generation_defaults(model)
         phase("tracing")
         if options.dtype != "fp32":
-            head = _convert(model, head, _DTYPES[options.dtype])
+            head = convert_model(model, head, _DTYPES[options.dtype])
         backbone = trace_backbone(model, shapes)
         windows = attention_windows(backbone)
         plan.check_windows(windows, max_context)
@@ -110,18 +111,13 @@ def export(options: Options) -> Bundle:
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             license=write_licence(checkpoint, draft.path),
-            provenance=Provenance(
-                checkpoint=checkpoint.name,
-                format=checkpoint.format,
-                sha256=checkpoint_sha256(checkpoint),
-                stages=(),
-            ),
+            provenance=_provenance(checkpoint),
             model=model_entry(model, backbone, head, options.dtype),
             graphs={},
             heads={"lm": head_entry(head, "head.lm")},
             tensors=(),
             vocabulary=vocabulary_entry(head, tokenizer),
-            defaults=defaults,
+            defaults=generation_defaults(model),
             session_options=_SESSION_OPTIONS,
             target="portable",
             selftest=None,
@@ -131,7 +127,7 @@ def export(options: Options) -> Bundle:
         manifest = _write(manifest, graphs, draft)
         report: dict[str, Any] = {
             "attention_windows": list(windows),
-            "parameter_bytes": _parameter_bytes(model, head),
+            "parameter_bytes": parameter_bytes(model, head),
             "tensor_bytes": sum(tensor.length for tensor in manifest.tensors),
         }
         # The model's memory is given back before ONNX Runtime takes its own.
@@ -162,8 +158,8 @@ def _phases() -> Iterator[Callable[[str], None]]:
         progress.update()
 
 
-def _embedding(model: Any) -> torch.Tensor:
-    return model.get_input_embeddings().weight  # type: ignore[no-any-return]
+def _vocabulary_rows(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def _window_hint(model: Any) -> tuple[int, ...]:
@@ -171,23 +167,13 @@ def _window_hint(model: Any) -> tuple[int, ...]:
     return (window,) if isinstance(window, int) else ()
 
 
-def _convert(model: Any, head: HeadTransform, dtype: torch.dtype) -> HeadTransform:
-    """Convert weights in place, keeping tables the model computes for itself in float32."""
-    transient = {
-        f"{prefix}.{name}".removeprefix(".")
-        for prefix, module in model.named_modules()
-        for name in module._non_persistent_buffers_set
-    }
-    tied = head.weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
-    assert tied, "the head's weight is the model's own tensor"
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(dtype)
-        for name, buffer in model.named_buffers():
-            if name not in transient and buffer.is_floating_point():
-                buffer.data = buffer.data.to(dtype)
-    model.config.dtype = dtype
-    return replace(head, weight=model.get_output_embeddings().weight.detach())
+def _provenance(checkpoint: Checkpoint) -> Provenance:
+    return Provenance(
+        checkpoint=checkpoint.name,
+        format=checkpoint.format,
+        sha256=checkpoint_sha256(checkpoint),
+        stages=(),
+    )
 
 
 def _write(manifest: Manifest, graphs: dict[str, ir.Model], draft: Draft) -> Manifest:
@@ -208,15 +194,6 @@ def _write(manifest: Manifest, graphs: dict[str, ir.Model], draft: Draft) -> Man
 def _ledger_name(tensors: tuple[Tensor, ...], head: Head) -> str:
     consumer = f"{head.graph}:{head.weight}"
     return next((t.name for t in tensors if consumer in t.consumers), head.weight)
-
-
-def _parameter_bytes(model: Any, head: HeadTransform) -> int:
-    # Parameters that share storage count once; so do head and embedding of equal values.
-    unique = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
-    embedding = _embedding(model)
-    if head.tied and head.weight.data_ptr() != embedding.data_ptr():
-        unique.pop(head.weight.data_ptr(), None)
-    return sum(unique.values())
 
 
 def _with_stage(manifest: Manifest, options: Options, report: dict[str, Any]) -> Manifest:

@@ -93,11 +93,12 @@ def test_damaged_weights(folder: Path) -> None:
     ("config", "found"),
     [
         (transformers.T5Config(num_layers=1), "t5"),
+        (transformers.BartConfig(), "bart"),  # has a causal class, which is another model
         (transformers.ViTConfig(), "vit"),
         (llama_config(architectures=["LlamaForTokenClassification"]), "LlamaForTokenClassif"),
         (llama_config(architectures=["LlamaModel"]), "LlamaModel"),
     ],
-    ids=["seq2seq", "vision", "value-head", "no-head"],
+    ids=["seq2seq", "seq2seq-decoder", "vision", "value-head", "no-head"],
 )
 def test_not_a_causal_language_model(folder: Path, config: Any, found: str) -> None:
     architectures = config.architectures

@@ -60,6 +60,10 @@ def _per_row_scale(weight: torch.Tensor) -> Fn:
     return lambda h: (h @ weight.T) * torch.linspace(0.5, 2, V)
 
 
+def _slightly_uneven(weight: torch.Tensor) -> Fn:
+    return lambda h: (h @ weight.T) * torch.linspace(0.9995, 1.0005, V)
+
+
 def _other_matrix(weight: torch.Tensor) -> Fn:
     return lambda h: h @ weight.flip(0).T
 
@@ -70,7 +74,7 @@ def _clamped(weight: torch.Tensor) -> Fn:
 
 @pytest.mark.parametrize(
     "head",
-    [_squared, _normalised, _per_row_scale, _other_matrix, _clamped],
+    [_squared, _normalised, _per_row_scale, _slightly_uneven, _other_matrix, _clamped],
     ids=lambda f: f.__name__,
 )
 def test_what_the_form_does_not_explain_is_refused(
