@@ -86,6 +86,7 @@ def twin(folder: Path) -> Path:
     if marker.is_file():
         return folder
     import torch
+
     from headport.export.checkpoint import find_checkpoint, load_model, load_tokenizer
 
     checkpoint = find_checkpoint(str(smollm2()))

@@ -32,9 +32,7 @@ def manifest(**changes: Any) -> Manifest:
             schema_version=SCHEMA_VERSION,
             license=License(id=None, source="no statement found", files=()),
             provenance=Provenance(checkpoint="tiny", format="safetensors", sha256="0", stages=()),
-            model=Model(
-                architecture="Tiny", hidden_size=4, layers=1, max_context=16, dtype="fp32"
-            ),
+            model=Model(architecture="Tiny", hidden_size=4, layers=1, max_context=16, dtype="fp32"),
             graphs={
                 "backbone": Graph(
                     file="backbone.onnx", role="backbone", inputs=(), outputs=(hidden,)
