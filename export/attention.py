@@ -26,6 +26,20 @@ from headport.export.functions import DOMAIN, attention_name
 __all__ = ["MaskSpec", "TracedCache", "one_attention"]
 
 _IMPLEMENTATION = "headport"
+# Arguments that do not change the scores: dropout is off in evaluation, the window is the mask's,
+# positions are already in the queries and keys. Any other one is refused, not ignored.
+_HARMLESS = frozenset(
+    {
+        "dropout",
+        "sliding_window",
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
+)
 
 
 class MaskSpec:
@@ -204,7 +218,8 @@ def _attention(  # noqa: PLR0917, the signature is transformers'
         raise ExportError(f"{kind}: the attention mask is not made by the mask interface")
     if is_causal is False:
         raise ExportError(f"{kind}: attention that is not causal")
-    odd = sorted(name for name in _UNSUPPORTED if kwargs.get(name) is not None)
+    given = {name for name, value in kwargs.items() if value is not None and value is not False}
+    odd = sorted(given - _HARMLESS)
     if odd:
         raise ExportError(f"{kind}: attention takes {', '.join(odd)}, which is not supported")
     past_key, past_value = cache.past_keys[layer], cache.past_values[layer]
@@ -237,7 +252,3 @@ def _attention(  # noqa: PLR0917, the signature is transformers'
     )
     cache.present[layer] = (present_key, present_value)
     return y, None
-
-
-# Arguments some models pass that change the scores in a way the operator has no input for.
-_UNSUPPORTED = ("position_bias", "head_mask", "cu_seq_lens_q", "indices", "block_mask")

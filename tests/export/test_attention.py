@@ -86,6 +86,11 @@ def test_keys_as_the_cache_gave_them_are_accepted(cache: TracedCache) -> None:
     assert cache.present[0][0].shape == (B, KV, P + T, D)
 
 
+def test_arguments_that_change_nothing_are_accepted(cache: TracedCache) -> None:
+    call(cache, *updated(cache), dropout=0.0, use_cache=True, position_bias=None, other=False)
+    assert list(cache.present) == [0]
+
+
 def test_keys_changed_after_the_cache_are_refused(cache: TracedCache) -> None:
     key, value = updated(cache)
     with pytest.raises(ExportError, match="change after they enter"):
@@ -103,6 +108,7 @@ def test_attention_without_a_cache_is_refused(cache: TracedCache) -> None:
     [
         ({"is_causal": False}, "not causal"),
         ({"position_bias": torch.zeros(1)}, "position_bias"),
+        ({"never_heard_of": 3}, "never_heard_of"),
         ({"attention_mask": torch.zeros(1)}, "mask interface"),
     ],
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from headport.errors import ExportError
-from headport.export.head import apply_transform, fit_head
+from headport.export.checkpoint import find_checkpoint, load_model
+from headport.export.head import apply_transform, fit_head, probe_head
+from headport.export.precision import parameter_bytes
 
 V, H = 31, 13
 Fn = Callable[[torch.Tensor], torch.Tensor]
@@ -82,3 +85,37 @@ def test_what_the_form_does_not_explain_is_refused(
 ) -> None:
     with pytest.raises(ExportError, match=r"softcap\(scale \* \(W h \+ b\)\)"):
         fit_head(head(weight), weight, None, hidden, "M")
+
+
+def test_tied_means_equal_values_whatever_the_flag_says(tiny_llama: Path) -> None:
+    model = load_model(find_checkpoint(str(tiny_llama)))
+    assert not probe_head(model).tied
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    head = probe_head(model)
+    assert head.tied
+    values = model.lm_head.weight.numel() * 4
+    assert parameter_bytes(model, head) == sum(p.numel() * 4 for p in model.parameters()) - values
+    model.config.tie_word_embeddings = True
+    with torch.no_grad():
+        model.lm_head.weight[3, 5] += 1e-3
+    assert not probe_head(model).tied
+
+
+def test_the_probe_sees_what_config_does_not_say(tiny_llama: Path) -> None:
+    model = load_model(find_checkpoint(str(tiny_llama)))
+    inner = model.lm_head.forward
+    bias = torch.linspace(-1, 1, model.config.vocab_size)
+    model.lm_head.forward = lambda h: 0.25 * inner(h) + bias
+    head = probe_head(model)
+    assert head.scale == 0.25
+    assert head.bias is not None
+    torch.testing.assert_close(head.bias * 0.25, bias, rtol=1e-4, atol=1e-4)
+
+
+def test_a_head_that_is_not_one_matrix_is_refused(tiny_llama: Path) -> None:
+    model = load_model(find_checkpoint(str(tiny_llama)))
+    model.lm_head = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 257))
+    with pytest.raises(ExportError, match="one output matrix was expected, found Sequential"):
+        probe_head(model)
