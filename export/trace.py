@@ -30,7 +30,7 @@ from headport.export.lighten import skip_decompositions
 
 __all__ = ["CacheShape", "cache_shapes", "trace_backbone"]
 
-# What a complaint of the exporter about an operator means for the model.
+# Operators the exporter has no translation for → what they mean for the model.
 _UNTRANSLATED = {"grouped_mm": "mixture-of-experts layers cannot be exported yet"}
 # Sizes of the traced example: all different, none 1, so that no two dimensions are taken for one.
 _BATCH, _SEQUENCE, _PAST = 2, 3, 5
@@ -159,8 +159,7 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
         [torch.zeros((_BATCH, s.heads, _PAST, s.key_size), dtype=dtype) for s in shapes],
         [torch.zeros((_BATCH, s.heads, _PAST, s.value_size), dtype=dtype) for s in shapes],
     )
-    # Named dimensions: all caches share one symbol for the past, which keeps the tracer's algebra
-    # small (it is half of the export's time otherwise).
+    # All caches share one symbol for the past: the fewer symbols, the faster the tracer.
     batch, past = torch.export.Dim("batch"), torch.export.Dim("past")
     new = torch.export.Dim("new")
     cached = [{0: batch, 2: past}] * layers
@@ -174,15 +173,14 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
             program = torch.export.export(
                 _Backbone(model, active), arguments, dynamic_shapes=dynamic, strict=False
             )
+        _check_operators(program)
         exported = _translate(program, ["input_ids", "attention_mask", *inputs], outputs)
     except Exception as error:  # the exporter wraps whatever model code raises
         cause = _cause(error)
         name = type(model).__name__
         if isinstance(cause, ExportError):
             raise ExportError(f"{name}: {cause}") from error
-        known = next((text for key, text in _UNTRANSLATED.items() if key in str(cause)), None)
-        reason = known or f"cannot be traced: {first_line(cause)}"
-        raise ExportError(f"{name}: {reason}") from error
+        raise ExportError(f"{name} cannot be traced: {first_line(cause)}") from error
     # A graph remembers values it has lost and the rewriter's rules the last graph they saw, so
     # whatever stays in either would keep the model's memory: a clone starts without a past.
     backbone: ir.Model = exported.model.clone()
@@ -197,6 +195,13 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
     finish_graph(backbone, _cache_dims(shapes))
     check_attention(backbone, layers, type(model).__name__)
     return backbone
+
+
+def _check_operators(program: torch.export.ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        for part, reason in _UNTRANSLATED.items():
+            if part in str(node.target):
+                raise ExportError(reason)
 
 
 def _optimize(model: ir.Model) -> None:

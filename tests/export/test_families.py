@@ -74,7 +74,7 @@ REFUSED = {
     ),
     "mixtral": (
         "MixtralConfig",
-        SMALL | {"num_local_experts": 2, "num_hidden_layers": 1},
+        SMALL | {"num_local_experts": 2},
         "MixtralForCausalLM: mixture-of-experts",
     ),
     "mamba": (

