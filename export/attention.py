@@ -83,6 +83,7 @@ class TracedCache(Cache):  # type: ignore[misc]  # transformers is not type-chec
         past_keys: Per layer, [B, KV, P, D].
         past_values: Per layer, [B, KV, P, Dv].
         attention_mask: [B, P + T] int64, 1 where a slot holds a token.
+        layers: Layer of the model of each of them; None: the first, the second and so on.
     """
 
     def __init__(
@@ -90,9 +91,11 @@ class TracedCache(Cache):  # type: ignore[misc]  # transformers is not type-chec
         past_keys: Sequence[torch.Tensor],
         past_values: Sequence[torch.Tensor],
         attention_mask: torch.Tensor,
+        layers: Sequence[int] | None = None,
     ) -> None:
-        self.past_keys = list(past_keys)
-        self.past_values = list(past_values)
+        layers = range(len(past_keys)) if layers is None else layers
+        self.past_keys = dict(zip(layers, past_keys, strict=True))
+        self.past_values = dict(zip(layers, past_values, strict=True))
         self.attention_mask = attention_mask
         self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.pending: _Update | None = None
@@ -103,7 +106,7 @@ class TracedCache(Cache):  # type: ignore[misc]  # transformers is not type-chec
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if layer_idx in self.present or layer_idx >= len(self.past_keys):
+        if layer_idx in self.present or layer_idx not in self.past_keys:
             raise ExportError(f"attention layer {layer_idx} was reached twice or is not declared")
         # Only their shape matters: the operator joins past and new by itself. Taking the length
         # from the mask keeps sums of symbols out of the tracer, which is much faster.
@@ -115,7 +118,7 @@ class TracedCache(Cache):  # type: ignore[misc]  # transformers is not type-chec
 
     # transformers passes arguments to these by position and by name.
     def get_seq_length(self, layer_idx: int = 0) -> Any:  # noqa: ARG002
-        return self.past_keys[0].shape[2]
+        return next(iter(self.past_keys.values())).shape[2]
 
     get_query_offset = get_seq_length
 
