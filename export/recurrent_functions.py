@@ -1,0 +1,236 @@
+"""The model-local ONNX functions of recurrent layers, of the `headport` domain, as ONNX text.
+
+Each is one recurrence over the new tokens of a batch, started from a state and ending in the next
+one. `new_tokens` [B, T] int64 is 1 where a slot holds a token: what is padding changes no state,
+and what a real token gives does not depend on where padding lies. Sums run in float32, whatever
+the type of the activations.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CONVOLUTION", "DUAL_SCAN", "NEW_TOKENS", "SELECTIVE_SCAN", "STATE_FUNCTIONS"]
+
+NEW_TOKENS = "NewTokens"
+CONVOLUTION = "CausalConvolution"
+SELECTIVE_SCAN = "SelectiveScan"
+DUAL_SCAN = "StateSpaceDual"
+
+# The mask's last T columns: those of this step's tokens.
+_NEW_TOKENS_BODY = """
+  axis = Constant <value_ints = [1]> ()
+  T = Shape <start = 1, end = 2> (input_ids)
+  S = Shape <start = 1, end = 2> (attention_mask)
+  P = Sub (S, T)
+  new_tokens = Slice (attention_mask, P, S, axis)
+"""
+
+# y[t] = sum_k weight[:, k] * (the input k - (K - 1) valid tokens before t), the state standing in
+# for tokens of earlier steps. The tokens of a row are moved together, padding behind them
+# (`place` says where each one goes, `source` which one comes), and their results moved back; the
+# next state is what lies in front of the first slot that holds no token.
+_CONVOLUTION_BODY = """
+  one = Constant <value_ints = [1]> ()
+  zero = Constant <value_int = 0> ()
+  step = Constant <value_int = 1> ()
+  last = Constant <value_ints = [-1]> ()
+  T = Shape <start = 1, end = 2> (x)
+  width = Shape <start = 1, end = 2> (weight)
+  history = Sub (width, one)
+  flag = Cast <to = 9> (new_tokens)
+  valid = Cast <to = 7> (flag)
+  empty = Sub (one, valid)
+  valid_before = CumSum <exclusive = 1> (valid, step)
+  empty_before = CumSum <exclusive = 1> (empty, step)
+  count = ReduceSum <keepdims = 1> (valid, one)
+  behind = Add (count, empty_before)
+  place = Where (flag, valid_before, behind)
+  tokens = Squeeze (T)
+  slots = Range (zero, tokens, step)
+  blank = Mul (place, zero)
+  slot = Add (blank, slots)
+  source = ScatterElements <axis = 1> (blank, place, slot)
+  source_index = Unsqueeze (source, last)
+  packed = GatherND <batch_dims = 1> (x, source_index)
+  past = Transpose <perm = [0, 2, 1]> (past_state)
+  joined = Concat <axis = 1> (past, packed)
+  joined_float = Cast <to = 1> (joined)
+  channels_first = Transpose <perm = [0, 2, 1]> (joined_float)
+  weight_float = Cast <to = 1> (weight)
+  kernel = Unsqueeze (weight_float, one)
+  convolved = Conv <group : int = @channels> (channels_first, kernel)
+  packed_y_float = Transpose <perm = [0, 2, 1]> (convolved)
+  packed_y = CastLike (packed_y_float, x)
+  place_index = Unsqueeze (place, last)
+  y = GatherND <batch_dims = 1> (packed_y, place_index)
+  kept = Squeeze (history)
+  offsets = Range (zero, kept, step)
+  recent = Add (count, offsets)
+  recent_index = Unsqueeze (recent, last)
+  present = GatherND <batch_dims = 1> (joined, recent_index)
+  present_state = Transpose <perm = [0, 2, 1]> (present)
+"""
+
+# h[t] = exp(dt[t] A) h[t-1] + dt[t] x[t] B[t];  y[t] = C[t] . h[t], one step after the other: A
+# differs by channel and by entry of the state, so no product of matrices stands for many steps.
+_SELECTIVE_SCAN_BODY = """
+  last = Constant <value_ints = [-1]> ()
+  none = Constant <value_float = 0.0> ()
+  flag = Cast <to = 9> (new_tokens)
+  flag_column = Unsqueeze (flag, last)
+  x_float = Cast <to = 1> (x)
+  dt_float = Cast <to = 1> (dt)
+  B_float = Cast <to = 1> (B)
+  C_float = Cast <to = 1> (C)
+  dt_valid = Where (flag_column, dt_float, none)
+  driven = Mul (dt_valid, x_float)
+  dt_steps = Transpose <perm = [1, 0, 2]> (dt_valid)
+  u_steps = Transpose <perm = [1, 0, 2]> (driven)
+  B_steps = Transpose <perm = [1, 0, 2]> (B_float)
+  C_steps = Transpose <perm = [1, 0, 2]> (C_float)
+  present_state, y_steps = Scan <
+    num_scan_inputs = 4,
+    body = step (float[b, d, n] h, float[b, d] dt_t, float[b, d] u_t, float[b, n] B_t,
+                 float[b, n] C_t) => (float[b, d, n] h_next, float[b, d] y_t) {
+      column = Constant <value_ints = [-1]> ()
+      row = Constant <value_ints = [1]> ()
+      dt_column = Unsqueeze (dt_t, column)
+      exponent = Mul (dt_column, A)
+      decay = Exp (exponent)
+      kept = Mul (decay, h)
+      u_column = Unsqueeze (u_t, column)
+      B_row = Unsqueeze (B_t, row)
+      added = Mul (u_column, B_row)
+      h_next = Add (kept, added)
+      C_column = Unsqueeze (C_t, column)
+      y_column = MatMul (h_next, C_column)
+      y_t = Squeeze (y_column, column)
+    }
+  > (past_state, dt_steps, u_steps, B_steps, C_steps)
+  y = Transpose <perm = [1, 0, 2]> (y_steps)
+"""
+
+# h[t] = exp(dt[t] A) h[t-1] + B[t] (dt[t] x[t])^T;  y[t] = C[t]^T h[t], A one number per head. Up
+# to 64 tokens at a time: with s[t] the running sum of dt A since the chunk began,
+#   y = (tril(exp(s[t] - s[r])) * (C B^T)) (dt x) + exp(s) (C h),
+#   h' = exp(s[last]) h + B^T (exp(s[last] - s) dt x).
+# No exponent is above zero, so nothing overflows. The last chunk is filled up with dt = 0.
+_DUAL_SCAN_BODY = """
+  one = Constant <value_ints = [1]> ()
+  zero = Constant <value_ints = [0]> ()
+  rest = Constant <value_ints = [-1]> ()
+  most = Constant <value_ints = [64]> ()
+  none = Constant <value_float = 0.0> ()
+  lead = Constant <value_ints = [0, 0, 0]> ()
+  T = Shape <start = 1, end = 2> (x)
+  H = Shape <start = 2, end = 3> (x)
+  D = Shape <start = 3, end = 4> (x)
+  G = Shape <start = 2, end = 3> (B)
+  N = Shape <start = 3, end = 4> (B)
+  R = Div (H, G)
+  L = Min (T, most)
+  T_minus = Sub (T, one)
+  full = Div (T_minus, L)
+  chunks = Add (full, one)
+  filled = Mul (chunks, L)
+  missing = Sub (filled, T)
+  pads_3 = Concat <axis = 0> (lead, zero, missing, zero)
+  pads_4 = Concat <axis = 0> (zero, lead, zero, missing, zero, zero)
+  flag = Cast <to = 9> (new_tokens)
+  flag_column = Unsqueeze (flag, rest)
+  x_float = Cast <to = 1> (x)
+  dt_float = Cast <to = 1> (dt)
+  B_float = Cast <to = 1> (B)
+  C_float = Cast <to = 1> (C)
+  dt_valid = Where (flag_column, dt_float, none)
+  dt_column = Unsqueeze (dt_valid, rest)
+  driven = Mul (dt_column, x_float)
+  exponent = Mul (dt_valid, A)
+  exponent_filled = Pad (exponent, pads_3)
+  u_filled = Pad (driven, pads_4)
+  B_filled = Pad (B_float, pads_4)
+  C_filled = Pad (C_float, pads_4)
+  head_shape = Concat <axis = 0> (zero, chunks, L, G, R)
+  u_shape = Concat <axis = 0> (zero, chunks, L, G, R, D)
+  group_shape = Concat <axis = 0> (zero, chunks, L, G, one, N)
+  exponent_cut = Reshape (exponent_filled, head_shape)
+  u_cut = Reshape (u_filled, u_shape)
+  B_cut = Reshape (B_filled, group_shape)
+  C_cut = Reshape (C_filled, group_shape)
+  exponent_chunks = Transpose <perm = [1, 0, 3, 4, 2]> (exponent_cut)
+  u_chunks = Transpose <perm = [1, 0, 3, 4, 2, 5]> (u_cut)
+  B_chunks = Transpose <perm = [1, 0, 3, 4, 2, 5]> (B_cut)
+  C_chunks = Transpose <perm = [1, 0, 3, 4, 2, 5]> (C_cut)
+  state_shape = Concat <axis = 0> (zero, G, R, N, D)
+  first_state = Reshape (past_state, state_shape)
+  last_state, y_chunks = Scan <
+    num_scan_inputs = 4,
+    body = chunk (float[b, g, r, n, p] h, float[b, g, r, l] a, float[b, g, r, l, p] u,
+                  float[b, g, k, l, n] B_c, float[b, g, k, l, n] C_c)
+        => (float[b, g, r, n, p] h_next, float[b, g, r, l, p] y_c) {
+      axis = Constant <value_int = 3> ()
+      from_zero = Constant <value_int = 0> ()
+      by_one = Constant <value_int = 1> ()
+      column = Constant <value_ints = [-1]> ()
+      row = Constant <value_ints = [-2]> ()
+      end = Constant <value_ints = [9223372036854775807]> ()
+      time = Constant <value_ints = [3]> ()
+      never = Constant <value_float = -1e30> ()
+      s = CumSum (a, axis)
+      s_column = Unsqueeze (s, column)
+      s_row = Unsqueeze (s, row)
+      since = Sub (s_column, s_row)
+      length = Shape <start = 3, end = 4> (a)
+      count = Squeeze (length)
+      slots = Range (from_zero, count, by_one)
+      slot_column = Unsqueeze (slots, column)
+      past_or_self = GreaterOrEqual (slot_column, slots)
+      exponents = Where (past_or_self, since, never)
+      decay = Exp (exponents)
+      B_turned = Transpose <perm = [0, 1, 2, 4, 3]> (B_c)
+      likeness = MatMul (C_c, B_turned)
+      weights = Mul (likeness, decay)
+      y_inside = MatMul (weights, u)
+      y_state = MatMul (C_c, h)
+      decay_before = Exp (s_column)
+      y_before = Mul (y_state, decay_before)
+      y_c = Add (y_inside, y_before)
+      s_last = Slice (s, column, end, time)
+      left = Sub (s_last, s)
+      decay_after = Exp (left)
+      after_column = Unsqueeze (decay_after, column)
+      u_after = Mul (u, after_column)
+      h_new = MatMul (B_turned, u_after)
+      decay_all = Exp (s_last)
+      all_column = Unsqueeze (decay_all, column)
+      h_kept = Mul (h, all_column)
+      h_next = Add (h_kept, h_new)
+    }
+  > (first_state, exponent_chunks, u_chunks, B_chunks, C_chunks)
+  full_shape = Concat <axis = 0> (zero, H, N, D)
+  present_state = Reshape (last_state, full_shape)
+  y_turned = Transpose <perm = [1, 0, 4, 2, 3, 5]> (y_chunks)
+  y_shape = Concat <axis = 0> (zero, rest, H, D)
+  y_filled = Reshape (y_turned, y_shape)
+  y = Slice (y_filled, zero, T, one)
+"""
+
+# name → header, body. Shapes: x [B, T, channels], past_state [B, channels, K - 1], weight
+# [channels, K]; for the scans A is float32, the states float32, y float32:
+# SelectiveScan x, dt [B, T, D], A [D, N], B, C [B, T, N], state [B, D, N], y [B, T, D];
+# StateSpaceDual x [B, T, H, P], dt [B, T, H], A [H], B, C [B, T, G, N], state [B, H, N, P],
+# y [B, T, H, P].
+STATE_FUNCTIONS: dict[str, tuple[str, str]] = {
+    NEW_TOKENS: (f"{NEW_TOKENS} (attention_mask, input_ids) => (new_tokens)", _NEW_TOKENS_BODY),
+    CONVOLUTION: (
+        f"{CONVOLUTION} <channels> (x, past_state, new_tokens, weight) => (y, present_state)",
+        _CONVOLUTION_BODY,
+    ),
+    SELECTIVE_SCAN: (
+        f"{SELECTIVE_SCAN} (x, dt, A, B, C, past_state, new_tokens) => (y, present_state)",
+        _SELECTIVE_SCAN_BODY,
+    ),
+    DUAL_SCAN: (
+        f"{DUAL_SCAN} (x, dt, A, B, C, past_state, new_tokens) => (y, present_state)",
+        _DUAL_SCAN_BODY,
+    ),
+}

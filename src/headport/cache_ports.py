@@ -1,0 +1,46 @@
+"""The cache ports of a backbone: which there are, and which output becomes which input.
+
+Keys and values grow by a slot per token; states are as large after a thousand tokens as after one.
+`N` is the layer of the model that owns the port, so numbers may be missing in a hybrid.
+"""
+
+from __future__ import annotations
+
+__all__ = ["free_dimensions", "is_past", "is_present", "is_state", "present_name"]
+
+# Input `X.N…` takes what output `Y.N…` of the step before gave.
+_GROWING = {"past_key_values": "present"}
+_STATES = {
+    "past_conv_states": "present_conv_states",
+    "past_recurrent_states": "present_recurrent_states",
+}
+_PRESENT = _GROWING | _STATES
+
+
+def is_past(name: str) -> bool:
+    """Whether an input holds a cache."""
+    return name.split(".")[0] in _PRESENT
+
+
+def is_present(name: str) -> bool:
+    """Whether an output is the next step's cache."""
+    return name.split(".")[0] in _PRESENT.values()
+
+
+def is_state(name: str) -> bool:
+    """Whether a cache port, of either side, is of a fixed size: [batch, …]."""
+    kind = name.split(".")[0]
+    return kind in _STATES or kind in _STATES.values()
+
+
+def present_name(past: str) -> str:
+    """The output that becomes the cache input `past`."""
+    kind, _, rest = past.partition(".")
+    return f"{_PRESENT[kind]}.{rest}"
+
+
+def free_dimensions(name: str) -> dict[int, str]:
+    """Axis → symbol of the dimensions that callers vary, of a cache port of a portable backbone."""
+    if is_state(name):
+        return {0: "batch"}
+    return {0: "batch", 2: "past_sequence" if is_past(name) else "total_sequence"}
