@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 from headport.errors import ExportError
 from headport.export.functions import DOMAIN, attention_name
 
-__all__ = ["MaskSpec", "TracedCache", "one_attention"]
+__all__ = ["MaskSpec", "TracedCache", "attend", "one_attention", "traced_cache"]
 
 _IMPLEMENTATION = "headport"
 # Arguments that do not change the scores: dropout is off in evaluation, the window is the mask's,
@@ -57,7 +57,7 @@ class MaskSpec:
     def __torch_function__(cls, *_args: Any, **_kwargs: Any) -> Any:
         raise ExportError(
             "attention is computed by the model itself instead of through transformers' attention "
-            "interface; this architecture is not supported yet"
+            "interface, and no adapter is known for it; this architecture is refused"
         )
 
     def to(self, *_args: Any, **_kwargs: Any) -> MaskSpec:
@@ -70,8 +70,8 @@ class _Update:
     """What one layer put into the cache, and the full-length tensors it got back."""
 
     layer: int
-    key: torch.Tensor
-    value: torch.Tensor
+    key: torch.Tensor | None  # None where attention's own keys and values are cached
+    value: torch.Tensor | None
     full_key: torch.Tensor
     full_value: torch.Tensor
 
@@ -84,6 +84,9 @@ class TracedCache(Cache):  # type: ignore[misc]  # transformers is not type-chec
         past_values: Per layer, [B, KV, P, Dv].
         attention_mask: [B, P + T] int64, 1 where a slot holds a token.
         layers: Layer of the model of each of them; None: the first, the second and so on.
+
+    `expanded` are layers whose keys and values are cached as attention takes them, while the model
+    caches something smaller that it expands first (latents).
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class TracedCache(Cache):  # type: ignore[misc]  # transformers is not type-chec
         self.past_keys = dict(zip(layers, past_keys, strict=True))
         self.past_values = dict(zip(layers, past_values, strict=True))
         self.attention_mask = attention_mask
+        self.expanded: frozenset[int] = frozenset()
         self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.pending: _Update | None = None
         self.layers: list[Any] = []
@@ -108,6 +112,10 @@ class TracedCache(Cache):  # type: ignore[misc]  # transformers is not type-chec
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if layer_idx in self.present or layer_idx not in self.past_keys:
             raise ExportError(f"attention layer {layer_idx} was reached twice or is not declared")
+        if layer_idx in self.expanded:
+            # What attention is given for these tokens is what will be cached.
+            self.pending = _Update(layer_idx, None, None, key, value)
+            return key, value
         # Only their shape matters: the operator joins past and new by itself. Taking the length
         # from the mask keeps sums of symbols out of the tracer, which is much faster.
         total = self.attention_mask.shape[1]
@@ -144,13 +152,20 @@ class TracedCache(Cache):  # type: ignore[misc]  # transformers is not type-chec
 _active: ContextVar[TracedCache | None] = ContextVar("traced_cache", default=None)
 
 
+def traced_cache() -> TracedCache:
+    """The cache of the forward pass that is traced, for modules that are not handed one."""
+    cache = _active.get()
+    assert cache is not None, "only called in a trace"
+    return cache
+
+
 @contextmanager
 def one_attention(model: PreTrainedModel) -> Iterator[ContextVar[TracedCache | None]]:
     """Route all attention of a model through `CachedAttention` while the context lasts.
 
     The caller sets the yielded variable to the cache of the forward pass that is traced.
     """
-    AttentionInterface.register(_IMPLEMENTATION, _attention)
+    AttentionInterface.register(_IMPLEMENTATION, attend)
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
     # `set_attn_implementation` only warns for models that do not support an implementation; the
     # number of operators in the graph is counted instead.
@@ -196,7 +211,7 @@ def _window(mask_function: Any) -> int:
     return min(windows, default=0)
 
 
-def _attention(  # noqa: PLR0917, the signature is transformers'
+def attend(  # noqa: PLR0917, the signature is transformers'
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -205,17 +220,41 @@ def _attention(  # noqa: PLR0917, the signature is transformers'
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    # query [B, Hq, T, D]; key, value [B, KV, P + T, D]; returns [B, T, Hq, Dv]
+    """Attention of one layer in a trace, as transformers calls it.
+
+    Args:
+        module: The layer, named in messages.
+        query: [B, Hq, T, D].
+        key: What the cache's `update` returned, [B, KV, P + T, D].
+        value: Likewise, [B, KV, P + T, Dv].
+        attention_mask: The marker that the mask function made.
+        scaling: Of the scores; default D ** -0.5.
+        softcap: Of the scores; None or 0 for none.
+        s_aux: Attention sinks, [Hq].
+        slopes: ALiBi: `slope · (position of the key − position of the query)` is added to the
+            scaled scores, [Hq].
+        is_causal: Must not be False.
+        kwargs: Arguments that change nothing; any other one is refused.
+
+    Returns:
+        [B, T, Hq, Dv], and None in place of attention weights.
+
+    Raises:
+        ExportError: If the layer wants something that the operator cannot express.
+    """
     kind, cache = type(module).__name__, _active.get()
     pending = cache.pending if cache is not None else None
     if cache is None or pending is None:
         raise ExportError(f"{kind}: attention without a KV cache (encoder or cross-attention)")
     cache.pending = None
     layer, new_key, new_value = pending.layer, pending.key, pending.value
-    if key is not pending.full_key or value is not pending.full_value:
+    if new_key is None or new_value is None:
+        new_key, new_value = key, value
+    elif key is not pending.full_key or value is not pending.full_value:
         raise ExportError(f"{kind}: keys or values change after they enter the KV cache")
     if not isinstance(attention_mask, MaskSpec):
         raise ExportError(f"{kind}: the attention mask is not made by the mask interface")
@@ -229,11 +268,10 @@ def _attention(  # noqa: PLR0917, the signature is transformers'
     batch, heads, tokens, size = query.shape
     total = cache.attention_mask.shape[1]
     inputs = [query, new_key, new_value, past_key, past_value, cache.attention_mask]
-    if s_aux is not None:
-        inputs.append(s_aux)
+    inputs += [extra for extra in (s_aux, slopes) if extra is not None]
     name = attention_name(
         sinks=s_aux is not None,
-        slopes=False,
+        slopes=slopes is not None,
         softcap=bool(softcap),
         window=bool(attention_mask.window),
     )

@@ -1,4 +1,4 @@
-"""The model-local ONNX functions of the `headport` domain: attention and positions.
+"""The model-local ONNX functions of the `headport` domain: attention, positions, experts.
 
 They are the portable definition of what a lowering may replace by a fused operator. One body per
 signature, because a body can neither branch on an attribute nor on a missing input; distinct names
@@ -11,10 +11,13 @@ import onnx
 import onnx_ir as ir
 
 from headport.errors import ExportError
+from headport.export.expert_function import EXPERTS, experts_text
+from headport.export.recurrent_functions import STATE_FUNCTIONS
 
 __all__ = [
     "ATTENTION",
     "DOMAIN",
+    "EXPERTS",
     "OPSET",
     "POSITIONS",
     "attention_name",
@@ -158,15 +161,26 @@ def function_for(name: str) -> ir.Function:
     [B, KV, P, D], past_value [B, KV, P, Dv], attention_mask [B, P + T] int64, then sinks [Hq] and
     slopes [Hq] where its name says so, and gives y [B, T, Hq, Dv], present_key, present_value.
     `Positions` takes attention_mask [B, P + T] and input_ids [B, T], gives position_ids [B, T].
+    `MixtureOfExperts…` is described in `headport.export.expert_function`, those of recurrent
+    layers in `headport.export.recurrent_functions`.
 
     Raises:
         ExportError: If no such function is defined.
     """
     if name == POSITIONS:
-        header = f"{POSITIONS} (attention_mask, input_ids) => (position_ids)"
-        return _parse(header, _POSITIONS_BODY)
-    base, *features = name.split("_")
-    if base != ATTENTION or any(feature not in _FEATURES for feature in features):
+        return _parse(f"{POSITIONS} (attention_mask, input_ids) => (position_ids)", _POSITIONS_BODY)
+    if name in STATE_FUNCTIONS:
+        return _parse(*STATE_FUNCTIONS[name])
+    texts = {ATTENTION: _attention_text, EXPERTS: experts_text}
+    base = name.split("_", maxsplit=1)[0]
+    if base not in texts:
+        raise ExportError(f"no function {DOMAIN}::{name} is defined")
+    return _parse(*texts[base](name))
+
+
+def _attention_text(name: str) -> tuple[str, str]:
+    _, *features = name.split("_")
+    if any(feature not in _FEATURES for feature in features):
         raise ExportError(f"no function {DOMAIN}::{name} is defined")
     inputs = "q, k, v, past_key, past_value, attention_mask"
     inputs += "".join(f", {extra}" for extra in ("sinks", "slopes") if extra in features)
@@ -180,7 +194,7 @@ def function_for(name: str) -> ir.Function:
         body, allowed = body + _WINDOW, "allowed"
     softmax = _SINK_SOFTMAX if "sinks" in features else _SOFTMAX
     body += softmax.format(scores=scores, allowed=allowed) + _OUTPUT
-    return _parse(header, body)
+    return header, body
 
 
 def _parse(header: str, body: str) -> ir.Function:

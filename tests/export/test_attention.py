@@ -9,8 +9,7 @@ import torch
 from transformers import masking_utils
 
 from headport.errors import ExportError
-from headport.export.attention import MaskSpec, TracedCache, one_attention
-from headport.export.attention import _attention as attention
+from headport.export.attention import MaskSpec, TracedCache, attend, one_attention
 from headport.export.attention import _mask as mask
 
 B, KV, T, P, D = 1, 2, 3, 5, 8
@@ -71,7 +70,7 @@ def call(cache: TracedCache | None, key: Any, value: Any, **changes: Any) -> Non
     arguments: dict[str, Any] = {"attention_mask": MaskSpec(0)} | changes
     with one_attention(Model()) as active:  # type: ignore[arg-type]
         active.set(cache)
-        attention(Module(), query, key, value, arguments.pop("attention_mask"), **arguments)
+        attend(Module(), query, key, value, arguments.pop("attention_mask"), **arguments)
 
 
 def updated(cache: TracedCache) -> tuple[torch.Tensor, torch.Tensor]:
