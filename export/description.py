@@ -9,6 +9,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from headport import __version__
+from headport.cache_ports import is_past
 from headport.errors import ExportError
 from headport.export.functions import ATTENTION, DOMAIN
 from headport.export.head import HeadTransform
@@ -24,6 +25,8 @@ __all__ = [
 ]
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+# States do not grow, so a model that keeps nothing else has no limit of its own.
+_UNLIMITED_CONTEXT = 1 << 20  # tokens
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 
@@ -52,21 +55,22 @@ def model_entry(
     """The manifest's `model` record.
 
     Raises:
-        ExportError: If the configuration states no context length.
+        ExportError: If the configuration states no context length though keys and values grow.
     """
-    max_context = context_length(model)
+    nodes = _attention_nodes(backbone)
+    max_context = context_length(model) or (None if nodes else _UNLIMITED_CONTEXT)
     if max_context is None:
         raise ExportError(
             f"{type(model).__name__}: its config states no context length "
             f"({', '.join(_CONTEXT_KEYS)} were looked for)"
         )
-    nodes = _attention_nodes(backbone)
+    layers = {v.name.split(".")[1] for v in backbone.graph.inputs if v.name and is_past(v.name)}
     heads = {q.shape[1] for n in nodes if (q := n.inputs[0]) is not None and q.shape is not None}
     only = next(iter(heads)) if len(heads) == 1 else None
     return Model(
         architecture=type(model).__name__,
         hidden_size=head.weight.shape[1],
-        layers=len(nodes),
+        layers=len(layers),
         max_context=max_context,
         dtype=dtype,
         query_heads=only if isinstance(only, int) else None,

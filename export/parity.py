@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from headport.bundle import Bundle
+from headport.cache_ports import is_past, present_name
 from headport.errors import ExportError, HeadportError, ParityError
 from headport.export.checkpoint import first_line, run_reference
 from headport.progress import bar
@@ -222,13 +223,13 @@ def _run_left_padded(bundle: Bundle, plan: ParityPlan) -> list[Float32]:
     for b, n in enumerate(prompts):
         ids[b, width - n :] = rows[b][:n]
         mask[b, width - n :] = 1
+    sizes = {"batch": len(rows), "past_sequence": 0}
     past: dict[str, npt.NDArray[Any]] = {
         port.name: np.zeros(
-            [len(rows), port.shape[1], 0, port.shape[3]],  # type: ignore[list-item]
-            session.dtype(port.name),
+            [d if isinstance(d, int) else sizes[d] for d in port.shape], session.dtype(port.name)
         )
         for port in graph.inputs
-        if port.name.startswith("past_key_values.")
+        if is_past(port.name)
     }
     found: list[list[Float32]] = [[] for _ in rows]
     for step in range(_STEPS + 1):
@@ -236,7 +237,7 @@ def _run_left_padded(bundle: Bundle, plan: ParityPlan) -> list[Float32]:
         states = values["hidden_states"].astype(np.float32, copy=False)
         for b, n in enumerate(prompts):
             found[b].append(states[b, width - n :] if step == 0 else states[b])
-        past = {name: values[name.replace("past_key_values", "present")] for name in past}
+        past = {name: values[present_name(name)] for name in past}
         if step < _STEPS:
             ids = np.array([[row[n + step]] for row, n in zip(rows, prompts, strict=True)])
             mask = np.concatenate([mask, np.ones((len(rows), 1), np.int64)], axis=1)

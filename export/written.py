@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from headport.bundle import Bundle
+from headport.cache_ports import free_dimensions
 from headport.errors import ExportError
 
 __all__ = ["check_written"]
@@ -48,4 +49,4 @@ def _free_dimensions(name: str) -> dict[int, str]:
         return {0: "batch", 1: "total_sequence"}
     if name in ("input_ids", "hidden_states"):
         return {0: "batch", 1: "sequence"}
-    return {0: "batch", 2: "past_sequence" if name.startswith("past") else "total_sequence"}
+    return free_dimensions(name)

@@ -19,17 +19,17 @@ _PRESENT = _GROWING | _STATES
 
 def is_past(name: str) -> bool:
     """Whether an input holds a cache."""
-    return name.split(".")[0] in _PRESENT
+    return name.partition(".")[0] in _PRESENT
 
 
 def is_present(name: str) -> bool:
     """Whether an output is the next step's cache."""
-    return name.split(".")[0] in _PRESENT.values()
+    return name.partition(".")[0] in _PRESENT.values()
 
 
 def is_state(name: str) -> bool:
     """Whether a cache port, of either side, is of a fixed size: [batch, …]."""
-    kind = name.split(".")[0]
+    kind = name.partition(".")[0]
     return kind in _STATES or kind in _STATES.values()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
+from headport.cache_ports import is_past, is_state, present_name
 from headport.errors import BundleError, PromptError
 from headport.heads import Candidates, HeadOutput, HeadSessions, QuantisedLogits
 from headport.manifest import Graph
@@ -33,7 +34,7 @@ Array = npt.NDArray[Any]
 
 
 class Cache(Protocol):
-    """The KV cache of one batch, owned by the runner that made it."""
+    """Keys, values and states of one batch, owned by the runner that made it."""
 
     @property
     def lengths(self) -> Int64:
@@ -124,8 +125,8 @@ class _SessionRunner:
         self.runs = 0
         self._backbone = open_session(bundle.path / backbone.file, options, settings)
         self._hidden_size = manifest.model.hidden_size
-        self._past = [p for p in backbone.inputs if p.name.startswith("past_key_values.")]
-        self._present = [_present_name(p.name) for p in self._past]
+        self._past = [p for p in backbone.inputs if is_past(p.name)]
+        self._present = [present_name(p.name) for p in self._past]
         self._heads = HeadSessions(bundle, settings, heads)
         self._check_ports(backbone)
 
@@ -156,10 +157,6 @@ class _SessionRunner:
         return [d if isinstance(d, int) else named.get(d, length) for d in shape]
 
 
-def _present_name(past: str) -> str:
-    return past.replace("past_key_values.", "present.", 1)
-
-
 def _check_step(cache: Cache, token_ids: Int64, new: Int64) -> None:
     batch, width = token_ids.shape
     assert new.shape == cache.lengths.shape == (batch,), "one row of ids and one length per row"
@@ -174,7 +171,7 @@ def _check_step(cache: Cache, token_ids: Int64, new: Int64) -> None:
 
 
 class _GrowingCache:
-    """Past keys and values as the last run returned them, and which slots hold tokens."""
+    """Keys, values and states as the last run returned them, and which slots hold tokens."""
 
     def __init__(self, batch_size: int, capacity: int, past: list[Array]) -> None:
         self.capacity = capacity
@@ -187,7 +184,7 @@ class PortableRunner(_SessionRunner):
     """Runs the portable form: attention_mask in, caches that grow by concatenation.
 
     Right padding leaves unused slots in the cache; the mask excludes them and positions count
-    valid tokens only, so they change no answer.
+    valid tokens only, so they change no answer. States are of one size from the start.
     """
 
     def new_cache(self, batch_size: int, capacity: int) -> _GrowingCache:
@@ -222,17 +219,33 @@ _SPARE_SLOTS = 64
 
 
 class _FixedCache:
-    """Preallocated keys and values, bound once as input and output of the same session."""
+    """Preallocated keys and values, bound once as input and output of the same session.
 
-    def __init__(self, batch_size: int, capacity: int, buffers: dict[str, Array]) -> None:
+    Args:
+        batch_size: Rows.
+        capacity: Tokens per row.
+        buffers: By name of the cache input; two sets where there are states, which steps read and
+            write in turn: one may write the next state before all that depends on the last one has
+            been computed. Keys and values are the same arrays in both.
+    """
+
+    def __init__(
+        self, batch_size: int, capacity: int, buffers: tuple[dict[str, Array], ...]
+    ) -> None:
         self.capacity = capacity
         self.lengths: Int64 = np.zeros(batch_size, np.int64)
         self.buffers = buffers
+        self.turn = 0  # the set that the next step reads
         self.seqlens_k = np.zeros(batch_size, np.int32)
         self.query_seqlens = np.zeros(batch_size, np.int32)
         self.slots = _slots(capacity)
         self.total_sequence_length = np.array(self.slots, np.int32)
-        self.bindings: dict[int, tuple[Binding, Int64, Array]] = {}  # by T
+        self.bindings: dict[tuple[int, int], tuple[Binding, Int64, Array]] = {}  # by T and turn
+
+    @property
+    def next_turn(self) -> int:
+        """The set that the next step writes."""
+        return (self.turn + 1) % len(self.buffers)
 
 
 def _slots(capacity: int) -> int:
@@ -242,19 +255,23 @@ def _slots(capacity: int) -> int:
 class InPlaceRunner(_SessionRunner):
     """Runs `ort-cpu`: GroupQueryAttention that writes into right-padded caches in place.
 
+    States of recurrent layers are inputs and outputs of their own.
+
     `seqlens_k` [B] = tokens in the cache after the step, minus one; `query_seqlens` [B] = new
     tokens of each row; `total_sequence_length` = slots of the cache.
     """
 
     def new_cache(self, batch_size: int, capacity: int) -> _FixedCache:
-        slots = _slots(capacity)
         buffers = {
             p.name: np.zeros(
-                self._cache_shape(p.shape, batch_size, slots), self._backbone.dtype(p.name)
+                self._cache_shape(p.shape, batch_size, _slots(capacity)),
+                self._backbone.dtype(p.name),
             )
             for p in self._past
         }
-        return _FixedCache(batch_size, capacity, buffers)
+        states = {name: np.zeros_like(b) for name, b in buffers.items() if is_state(name)}
+        sets = (buffers, buffers | states) if states else (buffers,)
+        return _FixedCache(batch_size, capacity, sets)
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _FixedCache)
@@ -271,7 +288,8 @@ class InPlaceRunner(_SessionRunner):
 
     def _step(self, cache: _FixedCache, token_ids: Int64, new: Int64) -> Float32:
         width = token_ids.shape[1]
-        binding, ids, hidden = cache.bindings.get(width) or self._bind(cache, width)
+        bound = cache.bindings.get((width, cache.turn))
+        binding, ids, hidden = bound or self._bind(cache, width)
         valid = np.arange(width)[None, :] < new[:, None]
         np.copyto(ids, np.where(valid, token_ids, 0))
         after = cache.lengths + new
@@ -281,6 +299,7 @@ class InPlaceRunner(_SessionRunner):
         binding.run()
         self.runs += 1
         cache.lengths = after
+        cache.turn = cache.next_turn
         return hidden.astype(np.float32, copy=True)
 
     def _bind(self, cache: _FixedCache, width: int) -> tuple[Binding, Int64, Array]:
@@ -296,12 +315,14 @@ class InPlaceRunner(_SessionRunner):
             "total_sequence_length": cache.total_sequence_length,
         }
         for name in self._backbone.inputs:
-            binding.input(name, scalars[name] if name in scalars else cache.buffers[name])
+            binding.input(
+                name, scalars[name] if name in scalars else cache.buffers[cache.turn][name]
+            )
         binding.output("hidden_states", hidden)
         for past, present in zip(self._past, self._present, strict=True):
-            binding.output(present, cache.buffers[past.name])
+            binding.output(present, cache.buffers[cache.next_turn][past.name])
         if width == 1:  # decode: bound once, reused by every step
-            cache.bindings[width] = (binding, ids, hidden)
+            cache.bindings[width, cache.turn] = (binding, ids, hidden)
         return binding, ids, hidden
 
 

@@ -14,11 +14,16 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from headport.cache_ports import is_past, is_present, is_state, present_name
 from headport.errors import LoweringError
 from headport.lowering.emit import CONTRIB, attribute
 from headport.lowering.match import Match
 
-__all__ = ["add_step_inputs", "drop_growing_inputs", "graph_input", "past_ports"]
+__all__ = ["RECURRENCES", "add_step_inputs", "drop_growing_inputs", "graph_input", "past_ports"]
+
+# Functions of recurrent layers, headport/export/recurrent_functions.py: they read no mask and no
+# growing cache, and may stay.
+RECURRENCES = frozenset({"CausalConvolution", "SelectiveScan", "StateSpaceDual"})
 
 # Inputs of a step, by name; [batch] int32 except the scalar, as GroupQueryAttention wants them.
 _STEP_INPUTS = {
@@ -42,14 +47,18 @@ def graph_input(model: ir.Model, name: str) -> ir.Value:
 
 
 def past_ports(model: ir.Model) -> list[ir.Value]:
-    """The cache inputs, in graph order."""
-    return [v for v in model.graph.inputs if (v.name or "").startswith("past_key_values.")]
+    """The inputs that hold keys and values, in graph order."""
+    return [v for v in _caches(model) if not is_state(v.name or "")]
+
+
+def _caches(model: ir.Model) -> list[ir.Value]:
+    return [v for v in model.graph.inputs if is_past(v.name or "")]
 
 
 def add_step_inputs(model: ir.Model) -> list[Match]:
     """Declare the inputs that describe a step, behind `input_ids`."""
     graph = model.graph
-    expected = {_IDS, _MASK, *(v.name for v in past_ports(model))}
+    expected = {_IDS, _MASK, *(v.name for v in _caches(model))}
     odd = sorted(str(v.name) for v in graph.inputs if v.name not in expected)
     if odd:
         raise LoweringError(
@@ -77,11 +86,15 @@ def drop_growing_inputs(model: ir.Model) -> list[Match]:
             elif not _is_allowed(node, value):
                 faults.append(f"{node.op_type} reads {value.name}")
     for value in graph.outputs:
-        if (value.name or "").startswith("present."):
+        if is_present(value.name or "") and not is_state(value.name or ""):
             faults += [f"{use.node.op_type} reads {value.name}" for use in value.uses()]
             if not _is_fused(value.producer()):
                 faults.append(f"{value.name} is not written by GroupQueryAttention")
-    faults += [f"{n.domain}::{n.op_type} is left" for n in graph if n.domain == "headport"]
+    faults += [
+        f"{n.domain}::{n.op_type} is left"
+        for n in graph
+        if n.domain == "headport" and n.op_type not in RECURRENCES
+    ]
     if faults:
         shown = "; ".join(sorted(set(faults))[:6])
         raise LoweringError(
@@ -114,7 +127,7 @@ def _is_fused(node: ir.Node | None) -> bool:
 def _pairs(model: ir.Model) -> Iterator[tuple[ir.Value, ir.Value]]:
     outputs = {value.name: value for value in model.graph.outputs}
     for past in past_ports(model):
-        name = (past.name or "").replace("past_key_values.", "present.", 1)
+        name = present_name(past.name or "")
         if name not in outputs:
             raise LoweringError(f"the backbone gives no {name} for its input {past.name}")
         yield past, outputs[name]

@@ -14,6 +14,7 @@ from headport.lowering.head import lower_head
 from headport.lowering.in_place import add_step_inputs, drop_growing_inputs
 from headport.lowering.match import Match
 from headport.lowering.positions import lower_positions
+from headport.lowering.states import lower_states
 from headport.manifest import Head
 
 __all__ = ["TARGETS", "Target"]
@@ -41,6 +42,7 @@ TARGETS = {
         backbone=(
             add_step_inputs,
             lower_positions,
+            lower_states,
             lower_attention,
             _remove_unused,
             drop_growing_inputs,

@@ -1,0 +1,325 @@
+"""Recurrent layers as calls of three operators, whatever the architecture.
+
+transformers' mixers hand their recurrences to functions of a fixed signature, so that kernels can
+take their place: a causal convolution, a selective scan, its form for heads, and the masking of
+padding. Our functions stand there while a model is traced and emit `CausalConvolution`,
+`SelectiveScan` and `StateSpaceDual`; projections, norms, gates and time steps stay the mixer's own.
+The cache says which layer is meant: a mixer asks it for the layer's states just before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers.activations import ACT2FN
+
+from headport.errors import ExportError
+from headport.export.attention import TracedCache
+from headport.export.functions import DOMAIN
+from headport.export.recurrent_functions import (
+    CONVOLUTION,
+    DUAL_SCAN,
+    NEW_TOKENS,
+    SELECTIVE_SCAN,
+)
+from headport.export.states import StateKind, StateShape
+
+__all__ = ["RecurrentCache", "one_recurrence"]
+
+
+class RecurrentCache(TracedCache):
+    """A cache that also holds states: pasts are graph inputs, presents the operators' outputs.
+
+    Args:
+        past_keys: As `TracedCache`.
+        past_values: As `TracedCache`.
+        attention_mask: [B, P + T] int64.
+        layers: Layer of the model of each of the keys.
+        states: The states' shapes.
+        past_states: Per state, [B, *dims].
+        input_ids: [B, T] int64, the tokens of this step.
+    """
+
+    def __init__(
+        self,
+        past_keys: Sequence[torch.Tensor],
+        past_values: Sequence[torch.Tensor],
+        attention_mask: torch.Tensor,
+        *,
+        layers: Sequence[int],
+        states: Sequence[StateShape],
+        past_states: Sequence[torch.Tensor],
+        input_ids: torch.Tensor,
+    ) -> None:
+        super().__init__(past_keys, past_values, attention_mask, layers)
+        self.states = {(s.kind, s.layer): s for s in states}
+        self.past_states = dict(zip(self.states, past_states, strict=True))
+        self.present_states: dict[tuple[StateKind, int], torch.Tensor] = {}
+        self._input_ids = input_ids
+        self.convolved: torch.Tensor | None = None  # what the running mixer's state keeps
+        self._layer: int | None = None  # whose mixer is running
+
+    @cached_property
+    def new_tokens(self) -> torch.Tensor:
+        """Which slots of this step hold tokens, [B, T] int64: one call of `NewTokens`."""
+        found: torch.Tensor = torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{NEW_TOKENS}",
+            (self.attention_mask, self._input_ids),
+            dtype=torch.int64,
+            shape=self._input_ids.shape,
+            version=1,
+        )
+        return found
+
+    # transformers passes arguments to these by position and by name. A state that seems not to be
+    # there keeps mixers on the road that takes any number of tokens.
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self._enter(layer_idx, state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self._enter(layer_idx, state_idx)
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_kwargs: Any
+    ) -> torch.Tensor:
+        self._enter(layer_idx, state_idx)
+        self.convolved = conv_states
+        return conv_states  # the operator joins past and new by itself
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_kwargs: Any
+    ) -> torch.Tensor:
+        self._enter(layer_idx, state_idx)
+        if recurrent_states is not self.present_states.get(("recurrent", layer_idx)):
+            raise ExportError(
+                f"layer {layer_idx} computes its recurrent state by itself instead of through one "
+                "of transformers' scan functions; this architecture is not supported yet"
+            )
+        return recurrent_states
+
+    def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002
+        return False
+
+    def has_previous_state(self, *_args: Any, **_kwargs: Any) -> bool:
+        return True
+
+    def _enter(self, layer: int, state: int) -> None:
+        if state:
+            raise ExportError(f"layer {layer} keeps {state + 1} states of a kind; one is supported")
+        self._layer = layer
+
+    def take(self, kind: StateKind) -> tuple[StateShape, torch.Tensor]:
+        """The state of the running mixer: its shape and its past.
+
+        Raises:
+            ExportError: If no mixer is running, or its state is not declared or already taken.
+        """
+        key = kind, -1 if self._layer is None else self._layer
+        if key not in self.states or key in self.present_states:
+            raise ExportError(f"a {kind} state of layer {self._layer} was not expected here")
+        return self.states[key], self.past_states[key]
+
+    def missing(self) -> list[str]:
+        """Names of the states that no operator has updated."""
+        return [s.present for key, s in self.states.items() if key not in self.present_states]
+
+
+_Active = ContextVar[TracedCache | None]
+
+
+@contextmanager
+def one_recurrence(model: torch.nn.Module, active: _Active) -> Iterator[None]:
+    """Route all recurrences of a model through the operators while the context lasts.
+
+    Args:
+        model: A transformers model.
+        active: Holds the cache of the forward pass that is traced, a `RecurrentCache`.
+    """
+    functions = {name: _bound(function, active) for name, function in _KERNELS.items()} | {
+        name: _refusal(what) for name, what in _UNSUPPORTED.items()
+    }
+    modules = {type(module).__module__ for module in model.modules()}
+    replaced = [
+        (vars(sys.modules[module]), name, vars(sys.modules[module])[name])
+        for module in sorted(modules)
+        for name in functions
+        if module.startswith("transformers.models.") and name in vars(sys.modules[module])
+    ]
+    try:
+        for namespace, name, _ in replaced:
+            namespace[name] = functions[name]
+        yield
+    finally:
+        for namespace, name, original in replaced:
+            namespace[name] = original
+
+
+def _bound(function: Callable[..., Any], active: _Active) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        cache = active.get()
+        if not isinstance(cache, RecurrentCache):
+            raise ExportError("a recurrent layer runs, but the model's cache holds no states")
+        return function(cache, *args, **kwargs)
+
+    return call
+
+
+def _refusal(what: str) -> Callable[..., Any]:
+    def call(*_args: Any, **_kwargs: Any) -> Any:
+        raise ExportError(f"{what} is not supported yet")
+
+    return call
+
+
+def _unmasked(_cache: RecurrentCache, hidden_states: torch.Tensor, _mask: Any) -> torch.Tensor:
+    return hidden_states  # the operators know which tokens are padding
+
+
+def _convolution(
+    cache: RecurrentCache,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    # hidden_states [B, C, T], weight [C, K]; returns [B, C, T]
+    _check_unpacked(kwargs)
+    state, past = cache.take("conv")
+    if hidden_states is not cache.convolved:
+        raise ExportError(f"layer {state.layer} convolves other values than its state keeps")
+    rows = hidden_states.transpose(1, 2)
+    if state.dims != (weight.shape[0], weight.shape[1] - 1):
+        raise ExportError(
+            f"layer {state.layer} convolves with a kernel of {tuple(weight.shape)} but keeps a "
+            f"state of {state.dims}"
+        )
+    y, present = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::{CONVOLUTION}",
+        (rows, past, cache.new_tokens, weight),
+        attrs={"channels": weight.shape[0]},
+        dtypes=(rows.dtype, past.dtype),
+        shapes=(rows.shape, past.shape),
+        version=1,
+    )
+    cache.present_states["conv", state.layer] = present
+    if bias is not None:
+        y = y + bias
+    y = y.transpose(1, 2)
+    return y if activation is None else ACT2FN[activation](y)
+
+
+def _selective_scan(  # noqa: PLR0917, the signature is transformers'
+    cache: RecurrentCache,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **_kwargs: Any,
+) -> Any:
+    # hidden_states, dt, z [B, D, T]; A [D, N]; B, C [B, N, T]; returns y [B, D, T] float32
+    if delta_bias is not None:
+        dt = dt + delta_bias.to(dt.dtype)[..., None]
+    rows = hidden_states.transpose(1, 2)
+    steps = _softplus(dt, delta_softplus).transpose(1, 2)
+    B, C = B.transpose(1, 2), C.transpose(1, 2)
+    y, present = _scan(cache, SELECTIVE_SCAN, (rows, steps, A, B, C))
+    if D is not None:
+        y = y + rows * D
+    y = y.transpose(1, 2)
+    if z is not None:
+        y = y * torch.nn.functional.silu(z)
+    return (y, present) if return_last_state else y
+
+
+def _dual_scan(  # noqa: PLR0917, the signature is transformers'
+    cache: RecurrentCache,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    **kwargs: Any,
+) -> Any:
+    # hidden_states [B, T, H, P]; dt [B, T, H]; A [H]; B, C [B, T, G, N]; returns [B, T, H, P]
+    _check_unpacked(kwargs)
+    if z is not None:
+        raise ExportError("a gate inside the scan is not supported yet")
+    if dt_bias is not None:
+        dt = dt + dt_bias.to(dt.dtype)
+    dt = _limited(_softplus(dt, dt_softplus), *dt_limit)
+    y, present = _scan(cache, DUAL_SCAN, (hidden_states, dt, A, B, C))
+    if D is not None:
+        y = y + D[..., None] * hidden_states
+    return (y, present) if return_final_states else y
+
+
+def _scan(cache: RecurrentCache, name: str, inputs: Sequence[torch.Tensor]) -> Any:
+    state, past = cache.take("recurrent")
+    x = inputs[0]
+    ranks = {SELECTIVE_SCAN: 2, DUAL_SCAN: 3}
+    if len(state.dims) != ranks[name]:
+        raise ExportError(f"layer {state.layer}: a state of {state.dims} does not fit its scan")
+    y, present = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::{name}",
+        (*inputs, past, cache.new_tokens),
+        dtypes=(torch.float32, torch.float32),
+        shapes=(x.shape, past.shape),
+        version=1,
+    )
+    cache.present_states["recurrent", state.layer] = present
+    return y, present
+
+
+def _softplus(dt: torch.Tensor, wanted: bool) -> torch.Tensor:
+    return torch.nn.functional.softplus(dt) if wanted else dt
+
+
+def _limited(dt: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    # An infinite limit is none; written as a constant it would not be a finite number.
+    if low <= 0.0 and high == float("inf"):
+        return dt
+    return torch.clamp(dt, min=low, max=None if high == float("inf") else high)
+
+
+def _check_unpacked(kwargs: dict[str, Any]) -> None:
+    packed = [n for n in ("seq_idx", "cu_seqlens", "initial_states") if kwargs.get(n) is not None]
+    if packed:
+        raise ExportError(f"a recurrent layer takes {', '.join(packed)}, which is not supported")
+
+
+# Name in transformers' modelling files → what stands there during a trace.
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "apply_mask_to_padding_states": _unmasked,
+    "causal_conv1d_fn": _convolution,
+    "mamba_selective_scan": _selective_scan,
+    "mamba2_chunk_scan": _dual_scan,
+}
+# Roads a trace must not take, and recurrences without an operator.
+_UNSUPPORTED = {
+    "causal_conv1d_update": "a convolution of exactly one token",
+    "mamba_selective_state_update": "a scan of exactly one token",
+    "mamba2_selective_state_update": "a scan of exactly one token",
+    "torch_chunk_gated_delta_rule": "the gated delta rule (linear attention)",
+    "torch_recurrent_gated_delta_rule": "the gated delta rule (linear attention)",
+    "chunk_gated_delta_rule": "the gated delta rule (linear attention)",
+    "fused_recurrent_gated_delta_rule": "the gated delta rule (linear attention)",
+}
