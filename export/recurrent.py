@@ -1,9 +1,10 @@
-"""Recurrent layers as calls of three operators, whatever the architecture.
+"""Recurrent layers as calls of four operators, whatever the architecture.
 
 transformers' mixers hand their recurrences to functions of a fixed signature, so that kernels can
-take their place: a causal convolution, a selective scan, its form for heads, and the masking of
-padding. Our functions stand there while a model is traced and emit `CausalConvolution`,
-`SelectiveScan` and `StateSpaceDual`; projections, norms, gates and time steps stay the mixer's own.
+take their place: a causal convolution, a selective scan, its form for heads, the gated delta rule,
+and the masking of padding. Our functions stand there while a model is traced and emit
+`CausalConvolution`, `SelectiveScan`, `StateSpaceDual` and `GatedDeltaRule`; projections, norms,
+gates and time steps stay the mixer's own.
 The cache says which layer is meant: a mixer asks it for the layer's states just before.
 """
 
@@ -24,6 +25,7 @@ from headport.export.attention import TracedCache
 from headport.export.functions import DOMAIN
 from headport.export.recurrent_functions import (
     CONVOLUTION,
+    DELTA_RULE,
     DUAL_SCAN,
     NEW_TOKENS,
     SELECTIVE_SCAN,
@@ -235,7 +237,7 @@ def _selective_scan(  # noqa: PLR0917, the signature is transformers'
     rows = hidden_states.transpose(1, 2)
     steps = _softplus(dt, delta_softplus).transpose(1, 2)
     B, C = B.transpose(1, 2), C.transpose(1, 2)
-    y, present = _scan(cache, SELECTIVE_SCAN, (rows, steps, A, B, C))
+    y, present = _scan(cache, SELECTIVE_SCAN, (rows, steps, A, B, C), rows.shape)
     if D is not None:
         y = y + rows * D
     y = y.transpose(1, 2)
@@ -266,27 +268,64 @@ def _dual_scan(  # noqa: PLR0917, the signature is transformers'
     if dt_bias is not None:
         dt = dt + dt_bias.to(dt.dtype)
     dt = _limited(_softplus(dt, dt_softplus), *dt_limit)
-    y, present = _scan(cache, DUAL_SCAN, (hidden_states, dt, A, B, C))
+    y, present = _scan(cache, DUAL_SCAN, (hidden_states, dt, A, B, C), hidden_states.shape)
     if D is not None:
         y = y + D[..., None] * hidden_states
     return (y, present) if return_final_states else y
 
 
-def _scan(cache: RecurrentCache, name: str, inputs: Sequence[torch.Tensor]) -> Any:
+def _delta_rule(  # noqa: PLR0917, the signature is transformers'
+    cache: RecurrentCache,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    chunk_size: int = 64,  # noqa: ARG001
+    initial_state: torch.Tensor | None = None,  # noqa: ARG001
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    # query, key [B, T, G, N]; value [B, T, H, P]; g, beta [B, T, H]; returns [B, T, H, P]
+    _check_unpacked(kwargs)
+    query, key = query.float(), key.float()
+    if use_qk_l2norm_in_kernel:
+        query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
+    query = query * query.shape[-1] ** -0.5
+    y, present = _scan(cache, DELTA_RULE, (query, key, value, g, beta), value.shape)
+    return y.to(value.dtype), present if output_final_state else None
+
+
+def _scan(
+    cache: RecurrentCache, name: str, inputs: Sequence[torch.Tensor], shape: torch.Size
+) -> tuple[torch.Tensor, torch.Tensor]:
     state, past = cache.take("recurrent")
-    x = inputs[0]
-    ranks = {SELECTIVE_SCAN: 2, DUAL_SCAN: 3}
-    if len(state.dims) != ranks[name]:
-        raise ExportError(f"layer {state.layer}: a state of {state.dims} does not fit its scan")
+    expected = _state_dims(name, inputs)
+    if state.dims != expected:
+        raise ExportError(
+            f"layer {state.layer} keeps a state of {state.dims} where its {name} has one of "
+            f"{expected}; this architecture is not supported yet"
+        )
     y, present = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         (*inputs, past, cache.new_tokens),
         dtypes=(torch.float32, torch.float32),
-        shapes=(x.shape, past.shape),
+        shapes=(shape, past.shape),
         version=1,
     )
     cache.present_states["recurrent", state.layer] = present
     return y, present
+
+
+def _state_dims(name: str, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    if name == SELECTIVE_SCAN:
+        return tuple(inputs[2].shape)  # A
+    if name == DUAL_SCAN:
+        x, B = inputs[0], inputs[3]
+        return (*x.shape[2:], B.shape[3])
+    key, value = inputs[1], inputs[2]
+    return value.shape[2], key.shape[3], value.shape[3]
 
 
 def _softplus(dt: torch.Tensor, wanted: bool) -> torch.Tensor:
@@ -301,7 +340,7 @@ def _limited(dt: torch.Tensor, low: float, high: float) -> torch.Tensor:
 
 
 def _check_unpacked(kwargs: dict[str, Any]) -> None:
-    packed = [n for n in ("seq_idx", "cu_seqlens", "initial_states") if kwargs.get(n) is not None]
+    packed = [n for n in ("seq_idx", "cu_seqlens") if kwargs.get(n) is not None]
     if packed:
         raise ExportError(f"a recurrent layer takes {', '.join(packed)}, which is not supported")
 
@@ -312,14 +351,14 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _convolution,
     "mamba_selective_scan": _selective_scan,
     "mamba2_chunk_scan": _dual_scan,
+    "torch_chunk_gated_delta_rule": _delta_rule,
 }
 # Roads a trace must not take, and recurrences without an operator.
 _UNSUPPORTED = {
     "causal_conv1d_update": "a convolution of exactly one token",
     "mamba_selective_state_update": "a scan of exactly one token",
     "mamba2_selective_state_update": "a scan of exactly one token",
-    "torch_chunk_gated_delta_rule": "the gated delta rule (linear attention)",
-    "torch_recurrent_gated_delta_rule": "the gated delta rule (linear attention)",
-    "chunk_gated_delta_rule": "the gated delta rule (linear attention)",
-    "fused_recurrent_gated_delta_rule": "the gated delta rule (linear attention)",
+    "torch_recurrent_gated_delta_rule": "the gated delta rule for exactly one token",
+    "chunk_kimi_delta_attention": "Kimi delta attention (a decay per key channel)",
+    "recurrent_kimi_delta_attention": "Kimi delta attention (a decay per key channel)",
 }

@@ -8,12 +8,20 @@ the type of the activations.
 
 from __future__ import annotations
 
-__all__ = ["CONVOLUTION", "DUAL_SCAN", "NEW_TOKENS", "SELECTIVE_SCAN", "STATE_FUNCTIONS"]
+__all__ = [
+    "CONVOLUTION",
+    "DELTA_RULE",
+    "DUAL_SCAN",
+    "NEW_TOKENS",
+    "SELECTIVE_SCAN",
+    "STATE_FUNCTIONS",
+]
 
 NEW_TOKENS = "NewTokens"
 CONVOLUTION = "CausalConvolution"
 SELECTIVE_SCAN = "SelectiveScan"
 DUAL_SCAN = "StateSpaceDual"
+DELTA_RULE = "GatedDeltaRule"
 
 # The mask's last T columns: those of this step's tokens.
 _NEW_TOKENS_BODY = """
@@ -109,10 +117,10 @@ _SELECTIVE_SCAN_BODY = """
   y = Transpose <perm = [1, 0, 2]> (y_steps)
 """
 
-# h[t] = exp(dt[t] A) h[t-1] + B[t] (dt[t] x[t])^T;  y[t] = C[t]^T h[t], A one number per head. Up
-# to 64 tokens at a time: with s[t] the running sum of dt A since the chunk began,
-#   y = (tril(exp(s[t] - s[r])) * (C B^T)) (dt x) + exp(s) (C h),
-#   h' = exp(s[last]) h + B^T (exp(s[last] - s) dt x).
+# h[t] = exp(dt[t] A) h[t-1] + (dt[t] x[t]) B[t]^T;  y[t] = h[t] C[t], A one number per head. Up to
+# 64 tokens at a time: with s[t] the running sum of dt A since the chunk began,
+#   y = (tril(exp(s[t] - s[r])) * (C B^T)) (dt x) + exp(s) (h C^T)^T,
+#   h' = exp(s[last]) h + (exp(s[last] - s) dt x)^T B.
 # No exponent is above zero, so nothing overflows. The last chunk is filled up with dt = 0.
 _DUAL_SCAN_BODY = """
   one = Constant <value_ints = [1]> ()
@@ -160,13 +168,13 @@ _DUAL_SCAN_BODY = """
   u_chunks = Transpose <perm = [1, 0, 3, 4, 2, 5]> (u_cut)
   B_chunks = Transpose <perm = [1, 0, 3, 4, 2, 5]> (B_cut)
   C_chunks = Transpose <perm = [1, 0, 3, 4, 2, 5]> (C_cut)
-  state_shape = Concat <axis = 0> (zero, G, R, N, D)
+  state_shape = Concat <axis = 0> (zero, G, R, D, N)
   first_state = Reshape (past_state, state_shape)
   last_state, y_chunks = Scan <
     num_scan_inputs = 4,
-    body = chunk (float[b, g, r, n, p] h, float[b, g, r, l] a, float[b, g, r, l, p] u,
+    body = chunk (float[b, g, r, p, n] h, float[b, g, r, l] a, float[b, g, r, l, p] u,
                   float[b, g, k, l, n] B_c, float[b, g, k, l, n] C_c)
-        => (float[b, g, r, n, p] h_next, float[b, g, r, l, p] y_c) {
+        => (float[b, g, r, p, n] h_next, float[b, g, r, l, p] y_c) {
       axis = Constant <value_int = 3> ()
       from_zero = Constant <value_int = 0> ()
       by_one = Constant <value_int = 1> ()
@@ -190,7 +198,9 @@ _DUAL_SCAN_BODY = """
       likeness = MatMul (C_c, B_turned)
       weights = Mul (likeness, decay)
       y_inside = MatMul (weights, u)
-      y_state = MatMul (C_c, h)
+      C_turned = Transpose <perm = [0, 1, 2, 4, 3]> (C_c)
+      y_state_turned = MatMul (h, C_turned)
+      y_state = Transpose <perm = [0, 1, 2, 4, 3]> (y_state_turned)
       decay_before = Exp (s_column)
       y_before = Mul (y_state, decay_before)
       y_c = Add (y_inside, y_before)
@@ -199,14 +209,15 @@ _DUAL_SCAN_BODY = """
       decay_after = Exp (left)
       after_column = Unsqueeze (decay_after, column)
       u_after = Mul (u, after_column)
-      h_new = MatMul (B_turned, u_after)
+      u_turned = Transpose <perm = [0, 1, 2, 4, 3]> (u_after)
+      h_new = MatMul (u_turned, B_c)
       decay_all = Exp (s_last)
       all_column = Unsqueeze (decay_all, column)
       h_kept = Mul (h, all_column)
       h_next = Add (h_kept, h_new)
     }
   > (first_state, exponent_chunks, u_chunks, B_chunks, C_chunks)
-  full_shape = Concat <axis = 0> (zero, H, N, D)
+  full_shape = Concat <axis = 0> (zero, H, D, N)
   present_state = Reshape (last_state, full_shape)
   y_turned = Transpose <perm = [1, 0, 4, 2, 3, 5]> (y_chunks)
   y_shape = Concat <axis = 0> (zero, rest, H, D)
@@ -214,11 +225,79 @@ _DUAL_SCAN_BODY = """
   y = Slice (y_filled, zero, T, one)
 """
 
+# With d[t] = exp(g[t]) h[t-1]:  h[t] = d[t] + k[t] (beta[t] (v[t] - d[t]^T k[t]))^T;
+# y[t] = h[t]^T q[t], one step after the other: each reads what the one before has written.
+_DELTA_RULE_BODY = """
+  one = Constant <value_ints = [1]> ()
+  zero = Constant <value_ints = [0]> ()
+  last = Constant <value_ints = [-1]> ()
+  none = Constant <value_float = 0.0> ()
+  T = Shape <start = 1, end = 2> (v)
+  H = Shape <start = 2, end = 3> (v)
+  P = Shape <start = 3, end = 4> (v)
+  G = Shape <start = 2, end = 3> (k)
+  N = Shape <start = 3, end = 4> (k)
+  R = Div (H, G)
+  flag = Cast <to = 9> (new_tokens)
+  flag_column = Unsqueeze (flag, last)
+  q_float = Cast <to = 1> (q)
+  k_float = Cast <to = 1> (k)
+  v_float = Cast <to = 1> (v)
+  g_float = Cast <to = 1> (g)
+  beta_float = Cast <to = 1> (beta)
+  g_valid = Where (flag_column, g_float, none)
+  beta_valid = Where (flag_column, beta_float, none)
+  head_shape = Concat <axis = 0> (zero, T, G, R)
+  value_shape = Concat <axis = 0> (zero, T, G, R, P)
+  state_shape = Concat <axis = 0> (zero, G, R, N, P)
+  g_heads = Reshape (g_valid, head_shape)
+  beta_heads = Reshape (beta_valid, head_shape)
+  v_heads = Reshape (v_float, value_shape)
+  q_steps = Transpose <perm = [1, 0, 2, 3]> (q_float)
+  k_steps = Transpose <perm = [1, 0, 2, 3]> (k_float)
+  v_steps = Transpose <perm = [1, 0, 2, 3, 4]> (v_heads)
+  g_steps = Transpose <perm = [1, 0, 2, 3]> (g_heads)
+  beta_steps = Transpose <perm = [1, 0, 2, 3]> (beta_heads)
+  first_state = Reshape (past_state, state_shape)
+  last_state, y_steps = Scan <
+    num_scan_inputs = 5,
+    body = step (float[b, g, r, n, p] h, float[b, g, n] q_t, float[b, g, n] k_t,
+                 float[b, g, r, p] v_t, float[b, g, r] g_t, float[b, g, r] beta_t)
+        => (float[b, g, r, n, p] h_next, float[b, g, r, p] y_t) {
+      heads = Constant <value_ints = [2, 3]> ()
+      column = Constant <value_ints = [2, 4]> ()
+      matrix = Constant <value_ints = [3, 4]> ()
+      row = Constant <value_ints = [3]> ()
+      decay_log = Unsqueeze (g_t, matrix)
+      decay = Exp (decay_log)
+      held = Mul (h, decay)
+      k_row = Unsqueeze (k_t, heads)
+      known = MatMul (k_row, held)
+      v_row = Unsqueeze (v_t, row)
+      news = Sub (v_row, known)
+      rate = Unsqueeze (beta_t, matrix)
+      delta = Mul (news, rate)
+      k_column = Unsqueeze (k_t, column)
+      added = Mul (k_column, delta)
+      h_next = Add (held, added)
+      q_row = Unsqueeze (q_t, heads)
+      y_row = MatMul (q_row, h_next)
+      y_t = Squeeze (y_row, row)
+    }
+  > (first_state, q_steps, k_steps, v_steps, g_steps, beta_steps)
+  full_shape = Concat <axis = 0> (zero, H, N, P)
+  present_state = Reshape (last_state, full_shape)
+  y_turned = Transpose <perm = [1, 0, 2, 3, 4]> (y_steps)
+  y_shape = Concat <axis = 0> (zero, T, H, P)
+  y = Reshape (y_turned, y_shape)
+"""
+
 # name → header, body. Shapes: x [B, T, channels], past_state [B, channels, K - 1], weight
 # [channels, K]; for the scans A is float32, the states float32, y float32:
 # SelectiveScan x, dt [B, T, D], A [D, N], B, C [B, T, N], state [B, D, N], y [B, T, D];
-# StateSpaceDual x [B, T, H, P], dt [B, T, H], A [H], B, C [B, T, G, N], state [B, H, N, P],
-# y [B, T, H, P].
+# StateSpaceDual x [B, T, H, P], dt [B, T, H], A [H], B, C [B, T, G, N], state [B, H, P, N],
+# y [B, T, H, P]; GatedDeltaRule q, k [B, T, G, N], v [B, T, H, P], g, beta [B, T, H], state
+# [B, H, N, P], y [B, T, H, P]. Each of G groups serves H / G heads that follow each other.
 STATE_FUNCTIONS: dict[str, tuple[str, str]] = {
     NEW_TOKENS: (f"{NEW_TOKENS} (attention_mask, input_ids) => (new_tokens)", _NEW_TOKENS_BODY),
     CONVOLUTION: (
@@ -232,5 +311,9 @@ STATE_FUNCTIONS: dict[str, tuple[str, str]] = {
     DUAL_SCAN: (
         f"{DUAL_SCAN} (x, dt, A, B, C, past_state, new_tokens) => (y, present_state)",
         _DUAL_SCAN_BODY,
+    ),
+    DELTA_RULE: (
+        f"{DELTA_RULE} (q, k, v, g, beta, past_state, new_tokens) => (y, present_state)",
+        _DELTA_RULE_BODY,
     ),
 }

@@ -24,8 +24,8 @@ StateKind = Literal["conv", "recurrent"]
 class StateShape:
     """One state: [B, *dims].
 
-    conv: dims are (channels, K - 1), in the model's type. recurrent: (D, N) where each channel has
-    its own transition, (H, N, P) where a head of P channels shares one; always float32.
+    conv: dims are (channels, K - 1), in the model's type. recurrent: as transformers keeps it, such
+    as (D, N) or (H, P, N); always float32.
     """
 
     layer: int  # of the model, as are the keys' and values'
@@ -59,7 +59,8 @@ def layer_states(layer: Any, index: int) -> Iterator[StateShape]:
         index: Its place in the model.
 
     Raises:
-        ExportError: If it keeps more than one state of a kind, or one of another shape.
+        ExportError: If it keeps more than one state of a kind, or a convolution state of another
+            shape.
     """
     kept = {"conv": _kept(layer, "conv_states"), "recurrent": _kept(layer, "recurrent_states")}
     for kind, states in kept.items():
@@ -76,13 +77,7 @@ def layer_states(layer: Any, index: int) -> Iterator[StateShape]:
         # transformers keeps one input more than the next token needs.
         yield StateShape(index, "conv", (conv.shape[1], conv.shape[2] - 1))
     for hidden in kept["recurrent"]:
-        if hidden.dim() not in (3, 4):
-            raise ExportError(
-                f"layer {index} keeps a recurrent state of shape {tuple(hidden.shape)}; "
-                "[batch, channels, state] or [batch, heads, size, state] was expected"
-            )
-        _, first, *rest = hidden.shape
-        yield StateShape(index, "recurrent", (first, *reversed(rest)))
+        yield StateShape(index, "recurrent", tuple(hidden.shape[1:]))
 
 
 def _kept(layer: Any, name: str) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ __all__ = ["RECURRENCES", "add_step_inputs", "drop_growing_inputs", "graph_input
 
 # Functions of recurrent layers, headport/export/recurrent_functions.py: they read no mask and no
 # growing cache, and may stay.
-RECURRENCES = frozenset({"CausalConvolution", "SelectiveScan", "StateSpaceDual"})
+RECURRENCES = frozenset({"CausalConvolution", "SelectiveScan", "StateSpaceDual", "GatedDeltaRule"})
 
 # Inputs of a step, by name; [batch] int32 except the scalar, as GroupQueryAttention wants them.
 _STEP_INPUTS = {
