@@ -282,6 +282,9 @@ REFUSED: dict[str, str] = {
     "XLMWithLMHeadModel": "it reads text both ways and makes its masks itself",
     "ReformerModelWithLMHead": "it attends by hashing over buckets and has a cache of its own",
     "ProphetNetForCausalLM": "it predicts several tokens ahead in streams of its own",
+    "RecurrentGemmaForCausalLM": "it keeps its recurrent states in its modules, not in a cache",
+    "RwkvForCausalLM": "it keeps its states in lists of its own, and no function computes them",
+    "xLSTMForCausalLM": "it keeps its states in a cache of its own, scaled by a running maximum",
     "CpmAntForCausalLM": "its attention adds relative buckets and looks both ways in a prompt",
 }
 
