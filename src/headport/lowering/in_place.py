@@ -17,6 +17,7 @@ import onnx_ir as ir
 from headport.cache_ports import is_past, is_present, is_state, present_name
 from headport.errors import LoweringError
 from headport.lowering.emit import CONTRIB, attribute
+from headport.lowering.experts import EXPERTS
 from headport.lowering.match import Match
 
 __all__ = ["RECURRENCES", "add_step_inputs", "drop_growing_inputs", "graph_input", "past_ports"]
@@ -93,7 +94,7 @@ def drop_growing_inputs(model: ir.Model) -> list[Match]:
     faults += [
         f"{n.domain}::{n.op_type} is left"
         for n in graph
-        if n.domain == "headport" and n.op_type not in RECURRENCES
+        if n.domain == "headport" and not _keeps_nothing(n)
     ]
     if faults:
         shown = "; ".join(sorted(set(faults))[:6])
@@ -118,6 +119,11 @@ def _is_allowed(node: ir.Node, value: ir.Value) -> bool:
     # Heads and head size are the same for a growing and a fixed cache.
     bounds = (attribute(node, "start", 0), attribute(node, "end", None))
     return node.op_type == "Shape" and value.name != _MASK and bounds in ((1, 2), (3, 4), (3, None))
+
+
+def _keeps_nothing(node: ir.Node) -> bool:
+    # Functions that may stay: they see neither the mask nor a growing cache.
+    return node.op_type in RECURRENCES or node.op_type.startswith(EXPERTS)
 
 
 def _is_fused(node: ir.Node | None) -> bool:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from headport.lowering.attention import lower_attention
+from headport.lowering.experts import lower_experts
 from headport.lowering.head import lower_head
 from headport.lowering.in_place import add_step_inputs, drop_growing_inputs
 from headport.lowering.match import Match
@@ -44,6 +45,7 @@ TARGETS = {
             lower_positions,
             lower_states,
             lower_attention,
+            lower_experts,
             _remove_unused,
             drop_growing_inputs,
         ),
