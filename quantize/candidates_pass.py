@@ -8,8 +8,9 @@
     certified_k = leading z that exceed cut, and each other, by more than rounding
     logsumexp   = ln(Σ exp z + (Σ exp q of all others))
 
-W is the original weight. Without a certificate U is q and nothing is proved. docs/exact-head.md
-says why each step is safe.
+W is the original weight. Without a certificate U is q and nothing is proved. A certified head
+whose activations are `rounded` takes the product with x₁, x rounded in the graph, and P also
+multiplies the norms of what x₁ lost. docs/exact-head.md says why each step is safe.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from headport.certificate import LARGEST_NORM, TANH_ERROR, activation_share
+from headport.certificate import LARGEST_NORM, TANH_ERROR
 from headport.lowering.emit import Emitter
+from headport.lowering.rounding import RoundedActivations, round_activations
 from headport.manifest import Head
 from headport.quantize.certificate import Certificate
 
@@ -136,7 +138,19 @@ class _Builder:
         x = product.inputs[0]
         assert x is not None
         self._x = x
+        self._rounded = self._round() if self._rounds() else None
         self._norm: ir.Value | None = None  # ‖x‖, [N, 1]
+
+    def _rounds(self) -> bool:
+        settings = self._settings
+        return settings.certificate is not None and settings.activations == "rounded"
+
+    def _round(self) -> RoundedActivations:
+        """Give the product x₁ instead of x."""
+        emit = Emitter(self._graph, self._product, "activations")
+        rounded = round_activations(emit, self._x, self._x_width(), self._settings.block)
+        self._product.replace_input_with(0, rounded.first)
+        return rounded
 
     def _single(self, value: float) -> ir.Value:
         return self._emit.scalar(value, np.float32)
@@ -165,19 +179,12 @@ class _Builder:
         op, ints = self._emit.op, self._emit.ints
         settings = self._settings
         assert settings.certificate is not None
-        H = self._x_width()
-        count = -(-H // settings.block)
-        padded = self._x
-        if count * settings.block != H:
-            widths = ints(0, 0, 0, count * settings.block - H)
-            padded = op("Pad", [self._x, widths], "x_padded")
-        blocks = op("Reshape", [padded, ints(0, count, settings.block)], "x_blocks")
+        blocks = self._rounded.blocks if self._rounded else self._blocks()
         norms = op("ReduceL2", [blocks, ints(2)], "x_norms", keepdims=0)
         parts = [norms]
-        if settings.activations == "rounded":
-            largest = op("ReduceMax", [op("Abs", [blocks], "x_sizes"), ints(2)], "amax", keepdims=0)
-            share = float(np.nextafter(np.float32(self._rounded_share()), np.float32(np.inf)))
-            parts.append(op("Mul", [largest, self._single(share)], "x_losses"))
+        if self._rounded:
+            rest = op("Sub", [blocks, self._rounded.first_blocks], "x_rest")
+            parts.append(op("ReduceL2", [rest, ints(2)], "x_losses", keepdims=0))
         norm = op("ReduceL2", [norms, ints(1)], "x_norm", keepdims=1)
         self._norm = norm
         if settings.certificate.bounds.shape[1] == len(parts) + 1:  # one column each: bound `row`
@@ -189,8 +196,14 @@ class _Builder:
             reach = op("Concat", parts, "x_parts", axis=1)
         return op("Pad", [reach, ints(0, 0, 0, 1), self._single(1.0)], "x_reach")
 
-    def _rounded_share(self) -> float:
-        return activation_share(self._settings.block, "rounded")
+    def _blocks(self) -> ir.Value:
+        op, ints = self._emit.op, self._emit.ints
+        H, block = self._x_width(), self._settings.block
+        count = -(-H // block)
+        padded = self._x
+        if count * block != H:
+            padded = op("Pad", [self._x, ints(0, 0, 0, count * block - H)], "x_padded")
+        return op("Reshape", [padded, ints(0, count, block)], "x_blocks")
 
     def _x_width(self) -> int:
         width = self._graph.inputs[0].shape

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
+from headport.certificate import round_activations, rounds_in_graph
 from headport.errors import BundleError, ParityError
 from headport.ledger import head_weight, read_tensor
 from headport.manifest import Head, Quantization
@@ -94,6 +95,9 @@ def check_head(
             f"{(len(probes), len(weight))} was expected"
         )
     x = probes.astype(np.float64)
+    if rounds_in_graph(head):
+        assert quantization.block is not None
+        x = round_activations(probes, quantization.block).astype(np.float64)
     worst, share = 0.0, 0.0
     step = max(1, _CHUNK_ELEMENTS // weight.shape[1])
     for start in range(0, len(weight), step):

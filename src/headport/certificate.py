@@ -19,6 +19,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from headport.manifest import Head
+
 __all__ = [
     "LARGEST_NORM",
     "TANH_ERROR",
@@ -28,6 +30,8 @@ __all__ = [
     "bound_matrix",
     "constant_slack",
     "kernel_allowance",
+    "round_activations",
+    "rounds_in_graph",
 ]
 
 Float64 = npt.NDArray[np.float64]
@@ -55,13 +59,33 @@ def block_norms(rows: npt.NDArray[Any], block: int) -> Float64:
 
 
 def activation_share(block: int, activations: str) -> float:
-    """Largest norm of a block's activation error.
+    """Largest norm of what the kernel's input loses by rounding, in units of ‖x_k‖ ≥ amax_k.
 
-    residual: in units of ‖x_k‖, because amax ≤ ‖x_k‖; the rest is at most half a step amax / 127
-    and is rounded with a step 254 times finer. rounded: in units of the block's amax.
+    rounded: half a step amax / 127 of each activation. residual: the rest is at most half such a
+    step and is rounded with a step 254 times finer.
     """
     lost = {"residual": 1 / (4 * 127**2), "rounded": 1 / (2 * 127), "exact": 0.0}[activations]
     return float(lost * np.sqrt(block) * (1 + 2.0**-10))
+
+
+def round_activations(hidden_states: npt.NDArray[Any], block: int) -> Float32:
+    """x₁ [N, H] float32 as the graph computes it: INT8 multiples of max|x_k| / 127."""
+    x = hidden_states.astype(np.float32)
+    starts = np.arange(0, x.shape[1], block)
+    largest = np.maximum.reduceat(np.abs(x), starts, axis=1)
+    step = largest / np.float32(127)
+    safe = np.where(step == 0, np.float32(1), step)
+    each = np.repeat(safe, block, axis=1)[:, : x.shape[1]]
+    rounded: Float32 = np.round(x / each) * each
+    return rounded
+
+
+def rounds_in_graph(head: Head) -> bool:
+    """Whether a head's own graph rounds its hidden states, so that every kernel gets the same."""
+    certified = head.candidates is not None and head.candidates.certified
+    return (
+        certified and head.quantization is not None and head.quantization.activations == "rounded"
+    )
 
 
 def kernel_allowance(
@@ -78,16 +102,19 @@ def kernel_allowance(
         scale: S, shape [V, K].
         block: Weights that share a scale.
         hidden_size: H.
-        activations: `residual`, `rounded` (its rounding has columns of its own, see
-            `bound_matrix`) or `exact`.
+        activations: `residual`, `exact`, or `rounded`: the kernel is given x₁ and is held to
+            Ŵ_v·x₁ + b_v; what x₁ lost has columns of its own, see `bound_matrix`.
 
     Returns:
         Shape [V, K].
     """
     count = scale.shape[1]
-    share = activation_share(block, activations) if activations == "residual" else 0.0
+    share = activation_share(block, activations)
     floats = _UNIT * (hidden_size + 3 * count + 64)
     integers = _UNIT * (2 * count + 64) * 512 * np.sqrt(block)
+    if activations == "rounded":
+        # ‖x₁‖ ≤ (1 + share) ‖x‖ enters the kernel, which itself rounds nothing.
+        floats, integers, share = floats * (1 + share), integers * (1 + share), 0.0
     allowance: Float64 = weight_norms * (share + floats) + scale.astype(np.float64) * integers
     return allowance
 
@@ -127,8 +154,8 @@ def bound_matrix(
         bias: b, shape [V], or None.
         block: Weights that share a scale.
         hidden_size: H.
-        activations: As for `kernel_allowance`. `rounded` adds columns that multiply
-            √block · amax_k / 254.
+        activations: As for `kernel_allowance`. `rounded` adds columns that multiply ‖r_k‖,
+            r = x - x₁.
         bound: `block` keeps K columns; `row` folds them into one that multiplies ‖x‖.
 
     Returns:

@@ -4,9 +4,11 @@ The proof assumes that the kernel stays within `kernel_allowance`, that the stor
 both weights, and that the original weight is the one candidates are scored with. All three are
 looked at here, through the session that will run, against float64 from the tensor ledger:
 
-    |q_v - (Ŵ_v·x + b_v)|         ≤  Σ_k D_vk ‖x_k‖ + c_v                       kernel
-    U_v - (Ŵ_v·x + b_v)           ≥  Σ_k ‖E_vk‖ ‖x_k‖                           data
+    |q_v - (Ŵ_v·y + b_v)|         ≤  Σ_k D_vk ‖x_k‖ + c_v                       kernel
+    U_v - (Ŵ_v·y + b_v)           ≥  Σ_k ‖E_vk‖ ‖x_k‖ + Σ_k ‖Ŵ_vk‖ ‖x_k - y_k‖   data
     candidate logits              =  W_v·x + b_v, each above all others         answers
+
+y is x, or x₁ where activations are `rounded`.
 
 Hidden states are chosen to break a kernel: every integer at its limit and of one sign, where sums
 of pairs saturate; one huge channel; numbers below float32's normal range; zeros; large norms.
@@ -23,10 +25,10 @@ import numpy.typing as npt
 from headport.bundle import SELFTEST_FILE, Bundle
 from headport.certificate import (
     TANH_ERROR,
-    activation_share,
     block_norms,
     constant_slack,
     kernel_allowance,
+    round_activations,
 )
 from headport.errors import BundleError
 from headport.ledger import find_tensor, head_weight, read_tensor
@@ -205,16 +207,16 @@ class _Part:
         block = weights.block
         norms = block_norms(rounded, block)
         bias = weights.bias(ids)
-        self._linear = x @ rounded.T + bias
+        given = x
+        if weights.activations == "rounded":
+            given = round_activations(x, block).astype(np.float64)
+        self._linear = given @ rounded.T + bias
         self._exact = weights.mapped(x @ original.T + bias)
         lengths = block_norms(x, block)
         self._needed = lengths @ block_norms(original - rounded, block).T
+        self._needed += block_norms(x - given, block) @ norms.T
         allowance = kernel_allowance(norms, scale, block, weights.H, weights.activations)
         self._allowed = lengths @ allowance.T
-        if weights.activations == "rounded":
-            starts = np.arange(0, weights.H, block)
-            largest = np.maximum.reduceat(np.abs(x), starts, axis=1)
-            self._allowed += activation_share(block, "rounded") * (largest @ norms.T)
         b = bias if weights.head.bias else None
         self._allowed += constant_slack(norms + allowance, b, weights.H, scale.shape[1])
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import SELFTEST_FILE, Bundle
+from headport.certificate import rounds_in_graph
 from headport.certificate_check import CertificateCheck, check_certificate
 from headport.errors import BundleError
 from headport.manifest import Manifest, SelftestTolerance
@@ -54,8 +55,15 @@ class SelftestResult:
         )
 
 
-def write_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> Manifest:
+def write_selftest(
+    bundle: Bundle, settings: SessionSettings | None = None, runner: Runner | None = None
+) -> Manifest:
     """Run the written files on fixed inputs and store what they gave; returns the manifest with it.
+
+    Args:
+        bundle: Not sealed yet.
+        settings: How to open it.
+        runner: The bundle, where it is open already.
 
     Raises:
         BundleError: If an output is not finite.
@@ -63,7 +71,7 @@ def write_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> M
     from safetensors.numpy import save_file
 
     arrays = _inputs(bundle.manifest)
-    runner = open_runner(bundle, settings)
+    runner = runner or open_runner(bundle, settings)
     hidden = _hidden(runner, arrays)
     arrays["hidden_states"] = hidden
     for name in bundle.manifest.heads:
@@ -76,7 +84,9 @@ def write_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> M
     relative = _RELATIVE[bundle.manifest.model.dtype]
     logits = [a for name, a in arrays.items() if name.endswith("logits")]
     rounded = bundle.manifest.target != "portable" and any(
-        head.quantization is not None and head.quantization.activations == "rounded"
+        head.quantization is not None
+        and head.quantization.activations == "rounded"
+        and not rounds_in_graph(head)
         for head in bundle.manifest.heads.values()
     )
     of_logits = max(relative, _RELATIVE_ROUNDED) if rounded else relative

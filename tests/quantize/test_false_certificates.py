@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.hunt import CASES, HeadCase, Truth, hunt, make_heads
 from headport.bundle import Bundle
+from headport.certificate import bound_matrix
 
 ROWS = 1024
 
@@ -75,7 +76,13 @@ def test_a_bound_without_its_activation_term_is_found(
     from headport.certificate_check import check_certificate
     from headport.runner import open_runner
 
-    monkeypatch.setattr("headport.quantize.candidates_pass.activation_share", lambda *_: 0.0)
+    def forgetful(*arguments: Any, **given: Any) -> Any:
+        bounds = bound_matrix(*arguments, **given)
+        columns = (bounds.shape[1] - 1) // 2
+        bounds[:, columns:-1] = 0
+        return bounds
+
+    monkeypatch.setattr("headport.quantize.certificate.bound_matrix", forgetful)
     case = HeadCase(activations="rounded")
     truth, (_, lowered) = make_heads(case, tmp_path)
     assert hunt(truth, lowered, ROWS * 4, 0).false > 0

@@ -23,6 +23,7 @@ import onnx_ir as ir
 from headport.errors import LoweringError
 from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
 from headport.lowering.match import Match
+from headport.lowering.rounding import round_activations
 from headport.manifest import Head
 
 __all__ = ["lower_head", "packed_name"]
@@ -133,21 +134,7 @@ def _rounded(
 def _residual(
     emit: Emitter, x: ir.Value, H: int, block: int, multiply: Callable[[ir.Value], ir.Value]
 ) -> list[ir.Value]:
-    count = -(-H // block)
-    padded = x
-    if count * block != H:
-        padded = emit.op("Pad", [x, emit.ints(0, 0, 0, count * block - H)], "padded")
-    blocks = emit.op("Reshape", [padded, emit.ints(0, count, block)], "blocks")
-    size = emit.op("Abs", [blocks], "magnitudes")
-    largest = emit.op("ReduceMax", [size, emit.ints(2)], "amax", keepdims=1)
-    step = emit.op("Div", [largest, emit.scalar(127.0, np.float32)], "step")
-    is_zero = emit.op("Equal", [step, emit.scalar(0.0, np.float32)], "step_is_zero")
-    safe = emit.op("Where", [is_zero, emit.scalar(1.0, np.float32), step], "safe_step")
-    whole = emit.op("Round", [emit.op("Div", [blocks, safe], "quotient")], "whole")
-    first_blocks = emit.op("Mul", [whole, safe], "first_blocks")
-    first = emit.op("Reshape", [first_blocks, emit.ints(0, count * block)], "first_padded")
-    if count * block != H:
-        first = emit.op("Slice", [first, emit.ints(0), emit.ints(H), emit.ints(1)], "first")
+    first = round_activations(emit, x, H, block).first
     rest = emit.op("Sub", [x, first], "rest")
     both = emit.op("Concat", [first, rest], "first_and_rest", axis=0)
     return list(emit.ops("Split", [multiply(both)], ("of_first", "of_rest"), axis=0, num_outputs=2))
