@@ -68,6 +68,8 @@ def _obstacle(call: ir.Node) -> str:
         return f"{_OPERATOR} has no such activation"
     if "clamped" in flags and activation != "swiglu":
         return f"{_OPERATOR} clamps nothing but swiglu"
+    if activation == "swiglu" and "gated" not in flags and attribute(call, "alpha", 1.0) != 1:
+        return f"{_OPERATOR}: its silu has no alpha"
     if any(w is None or not w.is_initializer() or w.const_value is None for w in weights):
         return "its matrices are computed in the graph"
     if ids is None or ids.shape is None or not isinstance(ids.shape[1], int):
