@@ -27,6 +27,8 @@ __all__ = [
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # States do not grow, so a model that keeps nothing else has no limit of its own.
 _UNLIMITED_CONTEXT = 1 << 20  # tokens
+# ALiBi has no table that ends; families that state no length (Bloom) were trained on this many.
+_ALIBI_CONTEXT = 2048
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 
@@ -59,6 +61,8 @@ def model_entry(
     """
     nodes = _attention_nodes(backbone)
     max_context = context_length(model) or (None if nodes else _UNLIMITED_CONTEXT)
+    if max_context is None and all("slopes" in node.op_type for node in nodes):
+        max_context = _ALIBI_CONTEXT
     if max_context is None:
         raise ExportError(
             f"{type(model).__name__}: its config states no context length "
