@@ -99,8 +99,10 @@ def test_unreadable_graphs_name_the_file(tmp_path: Path) -> None:
 
 def test_a_provider_that_is_not_there_is_refused(tmp_path: Path) -> None:
     settings = SessionSettings(provider="NoSuchExecutionProvider")
-    with pytest.raises(UsageError, match="NoSuchExecutionProvider is not in this"):
+    with pytest.raises(UsageError, match="'NoSuchExecutionProvider': use one of cpu, cuda"):
         _session(tmp_path, ADD, settings)
+    with pytest.raises(UsageError, match=r"CUDAExecutionProvider (is not in this|needs a GPU)"):
+        _session(tmp_path, ADD, SessionSettings(provider="cuda"))
 
 
 @pytest.mark.parametrize(

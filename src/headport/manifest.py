@@ -10,6 +10,7 @@ from headport.errors import BundleError
 
 __all__ = [
     "SCHEMA_VERSION",
+    "BackboneQuantization",
     "CandidateForm",
     "FileEntry",
     "Graph",
@@ -22,6 +23,7 @@ __all__ = [
     "Quantization",
     "SelftestTolerance",
     "Stage",
+    "StoredMatrix",
     "Tensor",
     "Vocabulary",
     "decode_manifest",
@@ -58,6 +60,21 @@ class Quantization(_Strict, frozen=True):
     format: Literal["fp16", "int8"]
     block: int | None  # inputs that share a scale; None where the format has no blocks
     activations: Literal["residual", "rounded", "exact"]
+
+
+class StoredMatrix(_Strict, frozen=True):
+    """How one matrix of the backbone is stored."""
+
+    format: Literal["fp16", "int8", "int4"]
+    block: int | None  # inputs that share a scale; None where the format has no blocks
+
+
+class BackboneQuantization(_Strict, frozen=True):
+    """Matrices of the backbone that are stored in fewer bits, by the weight's name before."""
+
+    matrices: dict[str, StoredMatrix]
+    embedding: dict[str, StoredMatrix]  # tables that are looked up by token id
+    activations: Literal["rounded", "exact"]  # what their kernels do to them once lowered
 
 
 class CandidateForm(_Strict, frozen=True):
@@ -177,9 +194,10 @@ class Manifest(_Strict, frozen=True):
     vocabulary: Vocabulary
     defaults: dict[str, Any]  # generation defaults, from generation_config
     session_options: dict[str, str]
-    target: Literal["portable", "ort-cpu"]
+    target: Literal["portable", "ort-cpu", "ort-cuda"]
     selftest: SelftestTolerance | None
     files: dict[str, FileEntry]
+    backbone_quantization: BackboneQuantization | None = None
 
 
 class _Version(msgspec.Struct):

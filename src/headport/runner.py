@@ -7,17 +7,20 @@ what is shipped. Ids are the bundle's own; mapping back to original ids is the c
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
-from headport.cache_ports import is_past, is_state, present_name
-from headport.errors import BundleError, PromptError
-from headport.heads import Candidates, HeadOutput, HeadSessions, QuantisedLogits
-from headport.manifest import Graph
-from headport.session import Binding, SessionSettings, open_session
+from headport.cache_ports import is_state
+from headport.device_runner import DeviceRunner
+from headport.errors import BundleError, UsageError
+from headport.heads import Candidates, HeadOutput, QuantisedLogits
+from headport.providers import PROVIDERS, find_provider
+from headport.session import Binding, SessionSettings
+from headport.session_runner import Cache, Runner, SessionRunner, check_step
 
 __all__ = [
     "Cache",
@@ -33,72 +36,6 @@ Int64 = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
 
-class Cache(Protocol):
-    """Keys, values and states of one batch, owned by the runner that made it."""
-
-    @property
-    def lengths(self) -> Int64:
-        """Valid tokens per row so far, [B]."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Tokens a row may hold."""
-        ...
-
-
-class Runner(Protocol):
-    """Executes a bundle. `runs` counts backbone executions."""
-
-    runs: int
-
-    def new_cache(self, batch_size: int, capacity: int) -> Cache:
-        """An empty cache for `batch_size` rows of up to `capacity` tokens each."""
-        ...
-
-    def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
-        """Append tokens and return their hidden states.
-
-        Args:
-            cache: From `new_cache` of this runner; updated.
-            token_ids: [B, T], each row's new tokens first, anything after them.
-            lengths: [B], new tokens per row, 0…T; a row with 0 stays as it is.
-
-        Returns:
-            Hidden states after the final norm, [B, T, H]; entries past a row's length are
-            unspecified.
-
-        Raises:
-            PromptError: If a row would outgrow the cache.
-        """
-        ...
-
-    def head(
-        self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None
-    ) -> HeadOutput:
-        """Apply a head to hidden states [N, H].
-
-        Args:
-            hidden_states: [N, H].
-            name: The head.
-            noise: [N, V], added to the upper bounds by which candidates are picked; only for a
-                head that gives candidates.
-        """
-        ...
-
-    def full_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
-        """All logits [N, V] of hidden states [N, H], with the original weight if there is one."""
-        ...
-
-    def quantised(self, hidden_states: Float32, name: str = "lm") -> QuantisedLogits:
-        """The quantised logits of a head that gives candidates."""
-        ...
-
-    def rescored_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
-        """Quantised logits [N, V] with the exact ones of the candidates written into them."""
-        ...
-
-
 def open_runner(
     bundle: Bundle, settings: SessionSettings | None = None, heads: tuple[str, ...] | None = None
 ) -> Runner:
@@ -106,68 +43,19 @@ def open_runner(
 
     Raises:
         BundleError: If no runner of this release knows the target, or a graph does not load.
+        UsageError: If the provider cannot run the target, or does not work on this machine.
     """
     target = bundle.manifest.target
     if target not in _RUNNERS:
         raise BundleError(f"{bundle.path}: no runner for target {target!r}")
-    return _RUNNERS[target](bundle, settings or SessionSettings(), heads)
-
-
-class _SessionRunner:
-    """What all ONNX Runtime targets share: sessions, cache specification, heads."""
-
-    def __init__(
-        self, bundle: Bundle, settings: SessionSettings, heads: tuple[str, ...] | None
-    ) -> None:
-        manifest = bundle.manifest
-        options = manifest.session_options
-        backbone = next(g for g in manifest.graphs.values() if g.role == "backbone")
-        self.runs = 0
-        self._backbone = open_session(bundle.path / backbone.file, options, settings)
-        self._hidden_size = manifest.model.hidden_size
-        self._past = [p for p in backbone.inputs if is_past(p.name)]
-        self._present = [present_name(p.name) for p in self._past]
-        self._heads = HeadSessions(bundle, settings, heads)
-        self._check_ports(backbone)
-
-    def _check_ports(self, backbone: Graph) -> None:
-        declared = {p.name for p in backbone.inputs}
-        if declared != set(self._backbone.inputs):
-            odd = sorted(declared ^ set(self._backbone.inputs))
-            raise BundleError(
-                f"{backbone.file}: its inputs are not those of the manifest ({', '.join(odd)})"
-            )
-
-    def head(
-        self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None
-    ) -> HeadOutput:
-        return self._heads.head(hidden_states, name, noise)
-
-    def full_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
-        return self._heads.full_logits(hidden_states, name)
-
-    def quantised(self, hidden_states: Float32, name: str = "lm") -> QuantisedLogits:
-        return self._heads.quantised(hidden_states, name)
-
-    def rescored_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
-        return self._heads.rescored_logits(hidden_states, name)
-
-    def _cache_shape(self, shape: tuple[int | str, ...], batch: int, length: int) -> list[int]:
-        named = {"batch": batch}
-        return [d if isinstance(d, int) else named.get(d, length) for d in shape]
-
-
-def _check_step(cache: Cache, token_ids: Int64, new: Int64) -> None:
-    batch, width = token_ids.shape
-    assert new.shape == cache.lengths.shape == (batch,), "one row of ids and one length per row"
-    assert width >= 1 and new.min(initial=0) >= 0 and new.max(initial=0) <= width
-    after = cache.lengths + new
-    if (after > cache.capacity).any():
-        row = int(np.argmax(after))
-        raise PromptError(
-            f"row {row} would hold {int(after[row])} tokens, "
-            f"but the context was opened for {cache.capacity}"
+    resolved = (settings or SessionSettings()).for_target(target)
+    provider = find_provider(resolved.provider)
+    if provider.key not in _PROVIDERS.get(target, tuple(PROVIDERS)):
+        raise UsageError(
+            f"{bundle.path} is lowered to {target}, which {provider.name} cannot run; lower the "
+            "portable bundle it was made from for that provider"
         )
+    return _RUNNERS[target](bundle, resolved, heads)
 
 
 class _GrowingCache:
@@ -180,7 +68,7 @@ class _GrowingCache:
         self.past = past
 
 
-class PortableRunner(_SessionRunner):
+class PortableRunner(SessionRunner):
     """Runs the portable form: attention_mask in, caches that grow by concatenation.
 
     Right padding leaves unused slots in the cache; the mask excludes them and positions count
@@ -196,12 +84,16 @@ class PortableRunner(_SessionRunner):
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _GrowingCache)
-        _check_step(cache, token_ids, lengths)
+        check_step(cache, token_ids, lengths)
         width = token_ids.shape[1]
-        valid = (np.arange(width)[None, :] < lengths[:, None]).astype(np.int64)
-        mask = np.concatenate([cache.mask, valid], axis=1)
+        return self.append(cache, token_ids, np.arange(width)[None, :] < lengths[:, None])
+
+    def append(self, cache: Cache, token_ids: Int64, valid: npt.NDArray[np.bool_]) -> Float32:
+        """As `forward`, with padding wherever `valid` [B, T] is False, also before the tokens."""
+        assert isinstance(cache, _GrowingCache)
+        mask = np.concatenate([cache.mask, valid.astype(np.int64)], axis=1)
         feeds: dict[str, Array] = {
-            "input_ids": np.where(valid == 1, token_ids, 0),
+            "input_ids": np.where(valid, token_ids, 0),
             "attention_mask": mask,
         }
         feeds |= {p.name: past for p, past in zip(self._past, cache.past, strict=True)}
@@ -209,7 +101,7 @@ class PortableRunner(_SessionRunner):
         self.runs += 1
         # Only after the run, so that a run that failed leaves the cache as it was.
         cache.past = [found[name] for name in self._present]
-        cache.mask, cache.lengths = mask, cache.lengths + lengths
+        cache.mask, cache.lengths = mask, cache.lengths + valid.sum(axis=1)
         return found["hidden_states"].astype(np.float32, copy=False)
 
 
@@ -252,7 +144,7 @@ def _slots(capacity: int) -> int:
     return capacity + min(capacity, _SPARE_SLOTS)
 
 
-class InPlaceRunner(_SessionRunner):
+class InPlaceRunner(SessionRunner):
     """Runs `ort-cpu`: GroupQueryAttention that writes into right-padded caches in place.
 
     States of recurrent layers are inputs and outputs of their own.
@@ -275,7 +167,7 @@ class InPlaceRunner(_SessionRunner):
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _FixedCache)
-        _check_step(cache, token_ids, lengths)
+        check_step(cache, token_ids, lengths)
         width, start = token_ids.shape[1], 0
         parts: list[Float32] = []
         while start < width:
@@ -326,7 +218,18 @@ class InPlaceRunner(_SessionRunner):
         return binding, ids, hidden
 
 
-_RUNNERS: dict[str, type[PortableRunner] | type[InPlaceRunner]] = {
+def _device_runner(
+    bundle: Bundle, settings: SessionSettings, heads: tuple[str, ...] | None
+) -> Runner:
+    backbone = next(g for g in bundle.manifest.graphs.values() if g.role == "backbone")
+    if any(port.name == "attention_mask" for port in backbone.inputs):  # it stayed portable
+        return PortableRunner(bundle, settings, heads)
+    return DeviceRunner(bundle, settings, heads)
+
+
+_RUNNERS: dict[str, Callable[[Bundle, SessionSettings, tuple[str, ...] | None], Runner]] = {
     "portable": PortableRunner,
     "ort-cpu": InPlaceRunner,
+    "ort-cuda": _device_runner,
 }
+_PROVIDERS = {"ort-cpu": ("cpu",)}  # targets that not every provider can run

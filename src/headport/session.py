@@ -6,22 +6,36 @@ options, so they come from the manifest and nothing is left to a library's defau
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import io
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headport.binding import Binding, DeviceArray
 from headport.errors import BundleError, UsageError
+from headport.gpu_probe import library_packages, needed_libraries, probe_gpu
+from headport.progress import say
+from headport.providers import AUTO, PROVIDERS, Provider, find_provider, provider_of_target
 
 __all__ = [
+    "Binding",
+    "DeviceArray",
     "Session",
     "SessionSettings",
     "available_providers",
+    "check_provider",
     "library_version",
+    "missing_libraries",
     "open_session",
     "usable_cpus",
 ]
@@ -31,10 +45,22 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What the caller may choose about a session; none of it may change an answer."""
+    """What the caller may choose about a session."""
 
     threads: int = 0  # intra-op threads; 0 = as many as this process may use CPUs
-    provider: str = "CPUExecutionProvider"
+    provider: str = AUTO  # a key or a name of `headport.providers`; auto = what the target is for
+    cpu_fallback: bool = False  # operators the provider lacks run on the CPU; else they are refused
+    capture: bool = False  # record a decode step once as a CUDA graph and replay it
+
+    def for_target(self, target: str) -> SessionSettings:
+        """The same with the provider's own name in place of `auto`.
+
+        Raises:
+            UsageError: If there is no provider of that name.
+        """
+        auto = self.provider == AUTO
+        found = provider_of_target(target) if auto else find_provider(self.provider)
+        return replace(self, provider=found.name)
 
 
 def _onnxruntime() -> Any:
@@ -65,9 +91,11 @@ def available_providers() -> tuple[str, ...]:
 class Session:
     """A loaded graph: named arrays in, named arrays out, or buffers bound for in-place use."""
 
-    def __init__(self, inner: Any, ort: Any) -> None:
+    def __init__(self, inner: Any, ort: Any, provider: Provider = PROVIDERS["cpu"]) -> None:
         self._inner = inner
         self._ort = ort
+        self.device = provider.device
+        self.cpu_operators: dict[str, int] = _cpu_operators(inner, provider)  # type → nodes
         self.inputs: tuple[str, ...] = tuple(port.name for port in inner.get_inputs())
         self.outputs: tuple[str, ...] = tuple(port.name for port in inner.get_outputs())
         self.providers: tuple[str, ...] = tuple(inner.get_providers())
@@ -97,50 +125,9 @@ class Session:
         """A binding that keeps buffers fixed between runs."""
         return Binding(self._inner, self._ort)
 
-
-class Binding:
-    """Fixed buffers for one session. A buffer bound as input and output is updated in place.
-
-    Binding costs time for each buffer; a run costs none for buffers that stay as they are.
-    """
-
-    def __init__(self, inner: Any, ort: Any) -> None:
-        self._inner = inner
-        self._ort = ort
-        self._binding = inner.io_binding()
-        # By address, so that a buffer bound twice is one value; the array is kept with it, because
-        # an address is only unique among living objects and ONNX Runtime does not own the memory.
-        self._values: dict[int, tuple[Any, Array]] = {}
-
-    def _value(self, buffer: Array) -> Any:
-        # On CPU an OrtValue made from an array uses the array's own memory, but only if the array
-        # is contiguous: otherwise it is a copy, and writes on either side would go unseen.
-        if not (buffer.flags.c_contiguous and buffer.flags.writeable):
-            raise ValueError("a bound buffer must be C-contiguous and writable")
-        key = id(buffer)
-        if key not in self._values:
-            self._values[key] = (self._ort.OrtValue.ortvalue_from_numpy(buffer), buffer)
-        return self._values[key][0]
-
-    def input(self, name: str, buffer: Array) -> None:
-        """Bind an array as input; later changes to its contents are seen.
-
-        Raises:
-            ValueError: If the array is not C-contiguous and writable.
-        """
-        self._binding.bind_ortvalue_input(name, self._value(buffer))
-
-    def output(self, name: str, buffer: Array) -> None:
-        """Bind an array as output.
-
-        Raises:
-            ValueError: If the array is not C-contiguous and writable.
-        """
-        self._binding.bind_ortvalue_output(name, self._value(buffer))
-
-    def run(self) -> None:
-        """Run on the bound buffers; nothing is fetched or copied."""
-        self._inner.run_with_iobinding(self._binding)
+    def array(self, initial: Array) -> DeviceArray:
+        """A copy of an array where the session computes."""
+        return DeviceArray(self._ort, self.device, initial)
 
 
 _DTYPES = {
@@ -176,37 +163,148 @@ def open_session(
     Args:
         file: The `.onnx` file; its external data is found beside it.
         options: ONNX Runtime session configuration entries, as the manifest lists them.
-        settings: Threads and provider.
+        settings: Threads and provider; `auto` is the CPU here, where no target is known.
 
     Raises:
-        UsageError: If ONNX Runtime is missing or lacks the provider, also silently.
+        UsageError: If ONNX Runtime is missing or lacks the provider, the provider does not work on
+            this machine, or it lacks operators of the graph and `cpu_fallback` is off.
         BundleError: If ONNX Runtime cannot load the graph.
     """
     ort = _onnxruntime()
     chosen = settings or SessionSettings()
+    provider = find_provider("cpu" if chosen.provider == AUTO else chosen.provider)
+    check_provider(provider)
+    strict = provider.library is not None and not chosen.cpu_fallback
+    try:
+        inner = _open(file, options, chosen, provider, strict)
+    except Exception as error:  # ONNX Runtime has no common error class for load failures
+        first = str(error).strip().splitlines()[0]
+        if strict and _REFUSED in str(error):
+            raise UsageError(_refusal(file, options, chosen, provider)) from error
+        raise BundleError(f"{file.name}: ONNX Runtime cannot load it: {first}") from error
+    if provider.name not in inner.get_providers():
+        raise UsageError(
+            f"provider {provider.name} was asked for but ONNX Runtime fell back to "
+            f"{', '.join(inner.get_providers())}; run `headport doctor`"
+        )
+    session = Session(inner, ort, provider)
+    if session.cpu_operators and provider.library is not None:
+        say(f"{file.name}: on the CPU, not on {provider.name}: {_listed(session.cpu_operators)}")
+    return session
+
+
+_REFUSED = "fallback to CPU EP has been explicitly disabled"
+
+
+def _open(
+    file: Path,
+    options: Mapping[str, str],
+    chosen: SessionSettings,
+    provider: Provider,
+    strict: bool,
+) -> Any:
+    ort = _onnxruntime()
     session_options = ort.SessionOptions()
     session_options.log_severity_level = 3
     session_options.intra_op_num_threads = chosen.threads or usable_cpus()
     session_options.inter_op_num_threads = 1
     session_options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    for key, value in {**_SPINNING, **options}.items():
+    entries = {**_SPINNING, **options}
+    provider_options = dict(provider.options)
+    if provider.library is not None:
+        entries["session.record_ep_graph_assignment_info"] = "1"
+        entries["session.disable_cpu_ep_fallback"] = "1" if strict else "0"
+        if chosen.capture:
+            provider_options["enable_cuda_graph"] = "1"
+    for key, value in entries.items():
         session_options.add_session_config_entry(key, value)
-    if chosen.provider not in ort.get_available_providers():
+    return ort.InferenceSession(
+        str(file), session_options, providers=[(provider.name, provider_options)]
+    )
+
+
+def _refusal(
+    file: Path, options: Mapping[str, str], chosen: SessionSettings, provider: Provider
+) -> str:
+    # ONNX Runtime names no operator, so the graph is loaded once more to see where each would run.
+    lenient = replace(chosen, capture=False)
+    found = _cpu_operators(_open(file, options, lenient, provider, False), provider)
+    return (
+        f"{file.name}: {provider.name} would leave operators to the CPU: {_listed(found)}; pass "
+        "--cpu-fallback to accept that, or use another target or provider"
+    )
+
+
+def _cpu_operators(inner: Any, provider: Provider) -> dict[str, int]:
+    if provider.library is None:
+        return {}
+    count: Counter[str] = Counter()
+    for part in inner.get_provider_graph_assignment_info():
+        if part.ep_name == PROVIDERS["cpu"].name:
+            count.update(node.op_type for node in part.get_nodes())
+    return dict(count)
+
+
+def _listed(operators: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} × {name}" for name, count in sorted(operators.items())) or "none"
+
+
+def check_provider(provider: Provider) -> None:
+    """Refuse a provider that cannot work here, before ONNX Runtime falls back in silence.
+
+    Raises:
+        UsageError: If this build lacks it, there is no GPU, or a library is missing.
+    """
+    ort = _onnxruntime()
+    known = ort.get_available_providers()
+    if provider.name not in known:
+        advice = "" if provider.library is None else "; install headport[gpu] instead of [cpu]"
         raise UsageError(
-            f"provider {chosen.provider} is not in this ONNX Runtime build "
-            f"(it has {', '.join(ort.get_available_providers())})"
+            f"provider {provider.name} is not in this ONNX Runtime build "
+            f"(it has {', '.join(known)}){advice}"
         )
+    if provider.library is None:
+        return
+    probe = probe_gpu()
+    if not probe:
+        raise UsageError(f"provider {provider.name} needs a GPU: {probe.fault}")
+    missing = missing_libraries(provider)
+    if missing:
+        listed = ", ".join(f"{name} ({source})" for name, source in missing.items())
+        raise UsageError(f"provider {provider.name} lacks libraries: {listed}")
+
+
+def missing_libraries(provider: Provider) -> dict[str, str]:
+    """Shared libraries that a provider asks for and this machine lacks → what brings each."""
+    folder = _library_folder()
+    if provider.library is None or folder is None or not (folder / provider.library).is_file():
+        return {}
+    _preload()
+    needed = needed_libraries(folder / provider.library)
+    sources = library_packages(needed)
+    return {name: sources[name] for name in needed if not _loads(name)}
+
+
+def _library_folder() -> Path | None:
+    spec = find_spec("onnxruntime")
+    return Path(spec.origin).parent / "capi" if spec and spec.origin else None
+
+
+def _loads(library: str) -> bool:
     try:
-        inner = ort.InferenceSession(str(file), session_options, providers=[chosen.provider])
-    except Exception as error:  # ONNX Runtime has no common error class for load failures
-        first = str(error).strip().splitlines()[0]
-        raise BundleError(f"{file.name}: ONNX Runtime cannot load it: {first}") from error
-    if chosen.provider not in inner.get_providers():
-        raise UsageError(
-            f"provider {chosen.provider} was asked for but ONNX Runtime fell back to "
-            f"{', '.join(inner.get_providers())}; run `headport doctor`"
-        )
-    return Session(inner, ort)
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _preload() -> None:
+    # CUDA's libraries out of NVIDIA's own packages; what is missing is reported by us, not printed.
+    ort = _onnxruntime()
+    if hasattr(ort, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            ort.preload_dlls()
 
 
 def usable_cpus() -> int:

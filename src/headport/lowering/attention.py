@@ -2,8 +2,8 @@
 
     headport::CachedAttention…(q, k, v, past_key, past_value, attention_mask[, sinks][, slopes])
       →  com.microsoft::GroupQueryAttention(q, k, v, past_key, past_value, seqlens_k,
-             total_sequence_length, attention_bias = slopes · −distance, head_sink = sinks,
-             query_seqlens)
+             total_sequence_length, attention_bias = slopes · −distance, head_sink = sinks
+             [, query_seqlens])
 
 Rows are right-padded and caches compact, so a slot's index is its token's position and the mask
 has nothing left to say. The operator wants heads whose size is a multiple of 8 and as wide for
@@ -23,16 +23,39 @@ from headport.lowering.in_place import graph_input
 from headport.lowering.match import Match
 from headport.lowering.positions import step_positions
 
-__all__ = ["attention_windows", "lower_attention"]
+__all__ = [
+    "CPU_KERNEL",
+    "CUDA_KERNEL",
+    "AttentionKernel",
+    "attention_calls",
+    "attention_windows",
+    "lower_attention",
+]
 
 # The function's names and signature are defined in headport/export/functions.py.
 _FUNCTION = "CachedAttention"
 _FEATURES = ("sinks", "slopes", "softcap", "window")
 _OPERATOR = "GroupQueryAttention"
-_INPUTS = 17  # of the operator
 _BIAS, _SINK, _QUERY_SEQLENS = 10, 11, 16  # places of its optional inputs
 _SIZE_MULTIPLE = 8
-_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """What a provider's operator can do."""
+
+    provider: str
+    dtypes: tuple[ir.DataType, ...]
+    query_seqlens: bool  # it takes rows with different numbers of new tokens behind others
+    bias_with_sinks: bool
+    growing_dtypes: tuple[ir.DataType, ...] = ()  # what runs all the same, with growing caches
+
+
+CPU_KERNEL = AttentionKernel("CPU", (ir.DataType.FLOAT, ir.DataType.FLOAT16), True, True)
+# As in ONNX Runtime 1.31: its operator has no input `query_seqlens` yet.
+CUDA_KERNEL = AttentionKernel(
+    "CUDA", (ir.DataType.FLOAT16,), False, False, growing_dtypes=(ir.DataType.FLOAT,)
+)
 
 
 @dataclass(frozen=True)
@@ -56,29 +79,34 @@ class _Layer:
 
 def attention_windows(model: ir.Model) -> tuple[int, ...]:
     """Window of each layer of a portable backbone, 0 for none; it counts the token itself."""
-    return tuple(int(attribute(call, "window", 0)) for call in _calls(model))
+    return tuple(int(attribute(call, "window", 0)) for call in attention_calls(model))
 
 
-def lower_attention(model: ir.Model) -> list[Match]:
+def lower_attention(model: ir.Model, kernel: AttentionKernel = CPU_KERNEL) -> list[Match]:
     """Replace every attention call.
+
+    Args:
+        model: A portable backbone with the inputs of a step; changed in place.
+        kernel: What will run it.
 
     Raises:
         LoweringError: If one cannot be replaced, naming the layer: with caches in place for some
             layers and growing for others the backbone could not run.
     """
-    layers = [_layer(call, index) for index, call in enumerate(_calls(model))]
+    layers = [_layer(call, index, kernel) for index, call in enumerate(attention_calls(model))]
     for layer in layers:
-        _lower(model, layer)
+        _lower(model, layer, kernel)
     if layers:
         model.opset_imports[CONTRIB] = 1
     return [Match(layer.where, layer.call.op_type, _OPERATOR) for layer in layers]
 
 
-def _calls(model: ir.Model) -> list[ir.Node]:
+def attention_calls(model: ir.Model) -> list[ir.Node]:
+    """The attention calls of a portable backbone, layer by layer."""
     return [n for n in model.graph if n.domain == "headport" and n.op_type.startswith(_FUNCTION)]
 
 
-def _layer(call: ir.Node, index: int) -> _Layer:
+def _layer(call: ir.Node, index: int, kernel: AttentionKernel) -> _Layer:
     where = f"attention layer {index}"
     base, *features = call.op_type.split("_")
     if base != _FUNCTION or not set(features) <= set(_FEATURES):
@@ -109,10 +137,16 @@ def _layer(call: ir.Node, index: int) -> _Layer:
         inputs,
         *(_static(n, where) for n in (heads, kv_heads, key_size, value_size)),
     )
-    if inputs["past_key"].dtype not in _DTYPES:
+    if inputs["past_key"].dtype not in kernel.dtypes:
+        known = " or ".join(dtype.name.lower() for dtype in kernel.dtypes)
         raise LoweringError(
-            f"{where}: float or float16 was expected, {inputs['past_key'].dtype} found; "
-            f"{_OPERATOR} computes in no other type on CPU"
+            f"{where}: {known} was expected, {inputs['past_key'].dtype} found; "
+            f"{_OPERATOR} computes in no other type on {kernel.provider}"
+        )
+    if {"sinks", "slopes"} <= layer.features and not kernel.bias_with_sinks:
+        raise LoweringError(
+            f"{where}: it has both sinks and slopes, which {_OPERATOR} does not take together on "
+            f"{kernel.provider}; run the portable bundle"
         )
     if layer.heads % layer.kv_heads:
         raise LoweringError(
@@ -133,10 +167,10 @@ def _static(dim: int | ir.SymbolicDim, where: str) -> int:
     return dim
 
 
-def _lower(model: ir.Model, layer: _Layer) -> None:
+def _lower(model: ir.Model, layer: _Layer, kernel: AttentionKernel) -> None:
     graph, call, given = model.graph, layer.call, layer.inputs
     emit = Emitter(graph, call, layer.where.replace("attention layer ", "attention."))
-    inputs: list[ir.Value | None] = [None] * _INPUTS
+    inputs: list[ir.Value | None] = [None] * (_QUERY_SEQLENS + kernel.query_seqlens)
     for place, name, size in (
         (0, "q", layer.key_size),
         (1, "k", layer.key_size),
@@ -153,7 +187,10 @@ def _lower(model: ir.Model, layer: _Layer) -> None:
         inputs[_BIAS] = _linear_bias(model, emit, given["slopes"], given["q"])
     if "sinks" in layer.features:
         inputs[_SINK] = emit.op("CastLike", [given["sinks"], given["q"]], "sinks")
-    inputs[_QUERY_SEQLENS] = graph_input(model, "query_seqlens")
+    if kernel.query_seqlens:
+        inputs[_QUERY_SEQLENS] = graph_input(model, "query_seqlens")
+    while inputs[-1] is None:
+        inputs.pop()
     attributes = {
         "num_heads": layer.heads,
         "kv_num_heads": layer.kv_heads,

@@ -45,7 +45,9 @@ def activation_errors(hidden_states: Float64, block: int, activations: str) -> F
     return largest * _LOST[activations]
 
 
-def head_bound(portable: Bundle, name: str, hidden_states: Float64) -> Float64:
+def head_bound(
+    portable: Bundle, name: str, hidden_states: Float64, activations: str | None = None
+) -> Float64:
     """Largest |Δlogit| between a lowered INT8 head and its portable form.
 
     With e[n, k] the error of an activation in block k, u = 2⁻²⁴, K blocks and Ŵ = S · Q,
@@ -63,6 +65,7 @@ def head_bound(portable: Bundle, name: str, hidden_states: Float64) -> Float64:
         portable: The bundle before lowering.
         name: The head; its quantisation is int8.
         hidden_states: x, shape [N, H].
+        activations: What the lowered head does to them; None: what it was quantised for.
 
     Returns:
         Shape [N, V], logits.
@@ -78,7 +81,7 @@ def head_bound(portable: Bundle, name: str, hidden_states: Float64) -> Float64:
     scale = read_tensor(portable, find_tensor(manifest, head.graph, scale_name))
     V, H = weight.shape
     count = scale.shape[1]
-    activations = quantization.activations
+    activations = activations or quantization.activations
     if rounds_in_graph(head):
         # Both graphs round by themselves, and the kernel leaves what is rounded as it is.
         hidden_states = round_activations(hidden_states, block).astype(np.float64)

@@ -11,6 +11,7 @@ import msgspec
 import onnx_ir as ir
 
 from headport.bundle import Bundle, draft_bundle
+from headport.certificate import rounds_in_graph
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import LoweringError, UsageError
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
@@ -20,7 +21,9 @@ from headport.lowering.match import Match, summarize
 from headport.lowering.parity import check_parity
 from headport.lowering.targets import TARGETS, Target
 from headport.manifest import Head, Manifest
+from headport.providers import PROVIDERS, Provider, provider_of_target
 from headport.selftest import write_selftest
+from headport.session import SessionSettings, check_provider
 
 __all__ = ["SUMMARY", "Options", "lower", "run"]
 
@@ -32,7 +35,7 @@ class Options(OptionRecord, frozen=True):
 
     bundle: Annotated[Path, positional("portable bundle to read")]
     output: Annotated[Path, option("bundle folder to write", flag="-o", metavar="BUNDLE")]
-    target: Annotated[Literal["ort-cpu"], option("what will run the bundle")]
+    target: Annotated[Literal["ort-cpu", "ort-cuda"], option("what will run the bundle")]
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -54,17 +57,36 @@ def lower(options: Options) -> Bundle:
             f"{source.path} is already lowered to {source.manifest.target}; "
             "lower the portable bundle it was made from"
         )
+    settings, proved, unproved = _settings(target)
     with draft_bundle(options.output, force=options.force) as draft:
         models = load_graphs(source)
         windows = attention_windows(_backbone(source.manifest, models))
         matches = _apply(target, source.manifest, models)
         manifest = rewrite_bundle(source, models, draft.path)
         preview = draft.preview(_lowered(manifest, models, target))
-        parity = check_parity(source, preview, windows)
-        manifest = write_selftest(preview)
+        parity = check_parity(source, preview, windows, settings)
+        manifest = write_selftest(preview, settings)
         lowered, portable = summarize(matches)
-        report = {"lowered": lowered, "portable": portable, "parity": asdict(parity)}
+        report = {
+            "lowered": lowered,
+            "portable": portable,
+            "parity": asdict(parity),
+            "checked_on": proved.name,
+            "unproved_on": unproved.name if unproved else None,
+        }
         return draft.commit(add_stage(manifest, "lower", {"target": target.name}, report))
+
+
+def _settings(target: Target) -> tuple[SessionSettings, Provider, Provider | None]:
+    """How to run what was lowered here, on which provider that is, and which stays unproved."""
+    meant = provider_of_target(target.name)
+    try:
+        check_provider(meant)
+    except UsageError:
+        # The same kernels exist on the CPU, with arithmetic of their own.
+        return SessionSettings(provider="cpu"), PROVIDERS["cpu"], meant
+    growing_runs_too = SessionSettings(provider=meant.key, cpu_fallback=True)
+    return growing_runs_too, meant, None
 
 
 def _backbone(manifest: Manifest, models: dict[str, ir.Model]) -> ir.Model:
@@ -74,7 +96,7 @@ def _backbone(manifest: Manifest, models: dict[str, ir.Model]) -> ir.Model:
 def _apply(target: Target, manifest: Manifest, models: dict[str, ir.Model]) -> list[Match]:
     matches: list[Match] = []
     backbone = _backbone(manifest, models)
-    for rewrite in target.backbone:
+    for rewrite in target.passes(backbone):
         matches += rewrite(backbone)
     for name, head in manifest.heads.items():
         for rewrite_head in target.head:
@@ -83,7 +105,10 @@ def _apply(target: Target, manifest: Manifest, models: dict[str, ir.Model]) -> l
 
 
 def _lowered(manifest: Manifest, models: dict[str, ir.Model], target: Target) -> Manifest:
-    heads = {name: _renamed(head, models[head.graph]) for name, head in manifest.heads.items()}
+    heads = {
+        name: _computed(_renamed(head, models[head.graph]), target)
+        for name, head in manifest.heads.items()
+    }
     return msgspec.structs.replace(manifest, heads=heads, target=target.name)
 
 
@@ -92,6 +117,20 @@ def _renamed(head: Head, model: ir.Model) -> Head:
     if packed not in model.graph.initializers:
         return head
     return msgspec.structs.replace(head, weight=packed)
+
+
+def _computed(head: Head, target: Target) -> Head:
+    """The head's entry, saying what its kernel does to activations."""
+    quantization = head.quantization
+    if (
+        target.activations is None
+        or quantization is None
+        or quantization.format != "int8"
+        or rounds_in_graph(head)
+    ):
+        return head
+    exact = msgspec.structs.replace(quantization, activations=target.activations)
+    return msgspec.structs.replace(head, quantization=exact)
 
 
 def run(options: Options) -> Outcome:
@@ -115,6 +154,11 @@ def _lines(bundle: Bundle, report: dict[str, Any]) -> Iterable[str]:
         f"{parity['hidden_states_limit']:.0e}) over {len(parity['hidden_states'])} ways to run it, "
         f"max |Δlogit| {parity['max_abs_logit_error']:.2g}"
     )
+    if report["unproved_on"]:
+        yield (
+            f"checked on {report['checked_on']}, unproved on {report['unproved_on']} until "
+            f"`headport gpu-check`"
+        )
     for name, head in parity["heads"].items():
         yield (
             f"head {name} on the same hidden states: max |Δlogit| {head['max_abs_logit_error']:.2g}"

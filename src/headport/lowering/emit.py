@@ -82,7 +82,7 @@ def replace(graph: ir.Graph, node: ir.Node, values: Sequence[ir.Value]) -> None:
     """Put `values` in place of a node's outputs, also as graph outputs, and drop the node."""
     for old, new in zip(node.outputs, values, strict=True):
         name = old.name
-        new.type, new.shape = old.type, old.shape
+        new.type, new.shape = old.type or new.type, old.shape or new.shape
         is_output = old.is_graph_output()
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         if is_output:

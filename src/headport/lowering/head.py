@@ -3,6 +3,7 @@
     Gemm(x, DequantizeLinear(Q, S), b?, transB=1)
       →  rounded:   MatMulNBits(x) + guard + b
          residual:  MatMulNBits([x₁; x − x₁]) split in two and added, + guard + b
+         on CUDA:   MatMulNBits(x) + b, which rounds no activation
 
 The kernel rounds each block of its input to INT8 with scale amax / 127. `residual` hands it two
 rows for one: x₁, x already rounded that way, which the kernel's own rounding leaves as it is, and
@@ -26,11 +27,12 @@ from headport.lowering.match import Match
 from headport.lowering.rounding import round_activations
 from headport.manifest import Head
 
-__all__ = ["lower_head", "packed_name"]
+__all__ = ["lower_head", "lower_head_unrounded", "packed_name"]
 
 _PATTERN = "DequantizeLinear + Gemm"
 _OPERATOR = "MatMulNBits"
-_INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to INT8 per block
+# accuracy_level: the least exact form activations may be brought to. CUDA's kernel rounds none.
+_FLOAT_ACTIVATIONS, _INT8_ACTIVATIONS = 1, 4
 _ZERO_POINT = 128  # the operator stores 8-bit weights unsigned
 
 
@@ -60,9 +62,22 @@ def lower_head(model: ir.Model, head: Head, name: str) -> list[Match]:
     if head.quantization.activations == "exact":
         return [Match(where, _PATTERN, None, "exact activations were asked for")]
     tail = _TAILS[head.quantization.activations]
-    _lower(model, product, tail, guarded=head.outputs == "logits")
+    _lower(model, product, tail, _INT8_ACTIVATIONS, guarded=head.outputs == "logits")
     became = f"{_OPERATOR}, {head.quantization.activations} activations"
     return [Match(where, _PATTERN, became)]
+
+
+def lower_head_unrounded(model: ir.Model, head: Head, name: str) -> list[Match]:
+    """As `lower_head`, for a kernel that computes with the activations as they are.
+
+    A head that was quantised for rounded activations is then more exact than it was proved to be;
+    one whose own graph rounds them goes on doing so.
+    """
+    if head.quantization is None or head.quantization.format != "int8":
+        return lower_head(model, head, name)
+    where = f"head {name}"
+    _lower(model, _find_product(model, where), _one_row, _FLOAT_ACTIVATIONS, guarded=False)
+    return [Match(where, _PATTERN, f"{_OPERATOR}, exact activations")]
 
 
 def _find_product(model: ir.Model, where: str) -> ir.Node:
@@ -82,7 +97,12 @@ def _find_product(model: ir.Model, where: str) -> ir.Node:
 
 
 def _lower(
-    model: ir.Model, product: ir.Node, tail: Callable[..., list[ir.Value]], *, guarded: bool
+    model: ir.Model,
+    product: ir.Node,
+    tail: Callable[..., list[ir.Value]],
+    accuracy_level: int,
+    *,
+    guarded: bool,
 ) -> None:
     graph = model.graph
     x, restored = product.inputs[0], product.inputs[1]
@@ -109,7 +129,7 @@ def _lower(
             N=V,
             bits=8,
             block_size=block,
-            accuracy_level=_INT8_ACTIVATIONS,
+            accuracy_level=accuracy_level,
         )
 
     terms = tail(emit, x, H, block, multiply)
@@ -124,7 +144,7 @@ def _lower(
     model.opset_imports[CONTRIB] = 1
 
 
-def _rounded(
+def _one_row(
     emit: Emitter, x: ir.Value, H: int, block: int, multiply: Callable[[ir.Value], ir.Value]
 ) -> list[ir.Value]:
     del emit, H, block
@@ -140,7 +160,7 @@ def _residual(
     return list(emit.ops("Split", [multiply(both)], ("of_first", "of_rest"), axis=0, num_outputs=2))
 
 
-_TAILS: dict[str, Callable[..., list[ir.Value]]] = {"residual": _residual, "rounded": _rounded}
+_TAILS: dict[str, Callable[..., list[ir.Value]]] = {"residual": _residual, "rounded": _one_row}
 
 
 def _pack(weight: np.ndarray[tuple[int, ...], np.dtype[np.int8]], block: int) -> np.ndarray:

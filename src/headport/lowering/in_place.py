@@ -6,6 +6,7 @@
 
 With fixed buffers the length of `past` is their capacity, so nothing may depend on it any more,
 nor on a mask that no longer exists: what does is refused, because it would be wrong in silence.
+A kernel that takes no `query_seqlens` gets `position_ids` instead, from the caller.
 """
 
 from __future__ import annotations
@@ -20,17 +21,36 @@ from headport.lowering.emit import CONTRIB, attribute
 from headport.lowering.experts import EXPERTS
 from headport.lowering.match import Match
 
-__all__ = ["RECURRENCES", "add_step_inputs", "drop_growing_inputs", "graph_input", "past_ports"]
+__all__ = [
+    "RAGGED_STEP",
+    "RECURRENCES",
+    "UNIFORM_STEP",
+    "add_step_inputs",
+    "drop_growing_inputs",
+    "graph_input",
+    "past_ports",
+]
 
 # Functions of recurrent layers, headport/export/recurrent_functions.py: they read no mask and no
 # growing cache, and may stay.
 RECURRENCES = frozenset({"CausalConvolution", "SelectiveScan", "StateSpaceDual", "GatedDeltaRule"})
 
-# Inputs of a step, by name; [batch] int32 except the scalar, as GroupQueryAttention wants them.
-_STEP_INPUTS = {
-    "seqlens_k": ("batch",),  # tokens in the cache after the step, minus one
-    "query_seqlens": ("batch",),  # new tokens of each row
-    "total_sequence_length": (),  # slots of the cache
+_StepInputs = dict[str, tuple[ir.DataType, tuple[str, ...]]]
+
+_SEQLENS = (ir.DataType.INT32, ("batch",))  # tokens in the cache after the step, minus one
+_SLOTS = (ir.DataType.INT32, ())
+
+# Inputs of a step, by name. Ragged: every row has its own number of new tokens.
+RAGGED_STEP: _StepInputs = {
+    "seqlens_k": _SEQLENS,
+    "query_seqlens": (ir.DataType.INT32, ("batch",)),  # new tokens of each row
+    "total_sequence_length": _SLOTS,  # slots of the cache
+}
+# Uniform: every row has as many as the step is wide, but for a first one, which may be shorter.
+UNIFORM_STEP: _StepInputs = {
+    "position_ids": (ir.DataType.INT64, ("batch", "sequence")),
+    "seqlens_k": _SEQLENS,
+    "total_sequence_length": _SLOTS,  # largest number of tokens in a row after the step
 }
 _MASK, _IDS = "attention_mask", "input_ids"
 
@@ -56,7 +76,7 @@ def _caches(model: ir.Model) -> list[ir.Value]:
     return [v for v in model.graph.inputs if is_past(v.name or "")]
 
 
-def add_step_inputs(model: ir.Model) -> list[Match]:
+def add_step_inputs(model: ir.Model, inputs: _StepInputs = RAGGED_STEP) -> list[Match]:
     """Declare the inputs that describe a step, behind `input_ids`."""
     graph = model.graph
     expected = {_IDS, _MASK, *(v.name for v in _caches(model))}
@@ -66,8 +86,8 @@ def add_step_inputs(model: ir.Model) -> list[Match]:
             f"the backbone has inputs that in-place caches cannot serve: {', '.join(odd)}"
         )
     after = list(graph.inputs).index(graph_input(model, _IDS)) + 1
-    for name, shape in reversed(_STEP_INPUTS.items()):
-        graph.inputs.insert(after, ir.val(name, ir.DataType.INT32, shape))
+    for name, (dtype, shape) in reversed(inputs.items()):
+        graph.inputs.insert(after, ir.val(name, dtype, shape))
     return []
 
 

@@ -113,6 +113,12 @@ def check_parity(
 ) -> ParityReport:
     """Run both bundles in every way and compare hidden states, then heads on the same ones.
 
+    Args:
+        portable: What was lowered; runs on the CPU.
+        lowered: What came out.
+        windows: Attention windows of the layers, 0 for none.
+        settings: How `lowered` runs.
+
     Raises:
         ParityError: If they differ by more than their arithmetic explains.
     """
@@ -120,7 +126,7 @@ def check_parity(
     cases = plan_cases(manifest.model.max_context, windows)
     with bar(2 * len(cases) + 2, "parity", "run") as progress:
         # One after the other, so that only one of the two is in memory.
-        before = _observe(portable, cases, None, progress, settings)
+        before = _observe(portable, cases, None, progress, None)
         gc.collect()
         after = _observe(lowered, cases, before.rows, progress, settings)
     errors = {
@@ -128,7 +134,9 @@ def check_parity(
         for case, found, expected in zip(cases, after.hidden, before.hidden, strict=True)
     }
     heads = {
-        name: _head_parity(portable, name, before.rows, expected, after.same_logits[name])
+        name: _head_parity(
+            (portable, lowered), name, before.rows, expected, after.same_logits[name]
+        )
         for name, expected in before.same_logits.items()
     }
     chained = [
@@ -229,11 +237,12 @@ def _logits(runner: Runner, name: str, rows: Float32) -> Float64:
 
 
 def _head_parity(
-    portable: Bundle, name: str, rows: Float32, expected: Float64, found: Float64
+    bundles: tuple[Bundle, Bundle], name: str, rows: Float32, expected: Float64, found: Float64
 ) -> HeadParity:
-    quantization = portable.manifest.heads[name].quantization
+    portable, lowered = bundles
+    quantization = lowered.manifest.heads[name].quantization
     if quantization is not None and quantization.format == "int8":
-        bound = head_bound(portable, name, rows.astype(np.float64))
+        bound = head_bound(portable, name, rows.astype(np.float64), quantization.activations)
         accepted = f"bound of int8 products with {quantization.activations} activations"
     else:
         relative = RELATIVE["fp32"]  # heads compute in float32 whatever the backbone's type

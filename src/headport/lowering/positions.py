@@ -5,7 +5,7 @@
 
 P is the number of tokens a row held before the step. The minimum gives padding the position of the
 row's last token, as the portable form does, so a table of learned positions is never read past its
-end.
+end. A backbone with an input `position_ids` takes them from there.
 """
 
 from __future__ import annotations
@@ -27,12 +27,19 @@ def lower_positions(model: ir.Model) -> list[Match]:
     calls = [n for n in model.graph if (n.domain, n.op_type) == ("headport", "Positions")]
     for call in calls:
         replace(model.graph, call, [step_positions(model)])
-    return [Match("backbone", "Positions", "seqlens_k, query_seqlens") for _ in calls]
+    became = "seqlens_k, query_seqlens" if _given(model) is None else "position_ids"
+    return [Match("backbone", "Positions", became) for _ in calls]
+
+
+def _given(model: ir.Model) -> ir.Value | None:
+    return next((v for v in model.graph.inputs if v.name == "position_ids"), None)
 
 
 def step_positions(model: ir.Model) -> ir.Value:
     """position_ids int64 [batch, sequence] of a step; computed once per graph."""
-    graph = model.graph
+    graph, given = model.graph, _given(model)
+    if given is not None:
+        return given
     for node in graph:
         if node.outputs and node.outputs[0].name == _NAME:
             return node.outputs[0]

@@ -4,30 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from headport.lowering.attention import lower_attention
-from headport.lowering.experts import lower_experts
-from headport.lowering.head import lower_head
-from headport.lowering.in_place import add_step_inputs, drop_growing_inputs
+from headport.errors import LoweringError
+from headport.lowering.attention import (
+    CPU_KERNEL,
+    CUDA_KERNEL,
+    AttentionKernel,
+    attention_calls,
+    lower_attention,
+)
+from headport.lowering.experts import EXPERTS, lower_experts
+from headport.lowering.flags import count_flags_as_floats
+from headport.lowering.head import lower_head, lower_head_unrounded
+from headport.lowering.in_place import (
+    RECURRENCES,
+    UNIFORM_STEP,
+    add_step_inputs,
+    drop_growing_inputs,
+)
 from headport.lowering.match import Match
 from headport.lowering.positions import lower_positions
+from headport.lowering.reshapes import fix_reshapes
 from headport.lowering.states import lower_states
 from headport.manifest import Head
 
 __all__ = ["TARGETS", "Target"]
 
 
+BackbonePass = Callable[[ir.Model], list[Match]]
+HeadPass = Callable[[ir.Model, Head, str], list[Match]]
+
+
 @dataclass(frozen=True)
 class Target:
     """Passes in the order they run; each changes the model and says what it found."""
 
-    name: Literal["ort-cpu"]
-    backbone: tuple[Callable[[ir.Model], list[Match]], ...]
-    head: tuple[Callable[[ir.Model, Head, str], list[Match]], ...]
+    name: Literal["ort-cpu", "ort-cuda"]
+    kernel: AttentionKernel
+    backbone: tuple[BackbonePass, ...]
+    head: tuple[HeadPass, ...]
+    growing: tuple[BackbonePass, ...] = ()  # in place of `backbone` where caches go on growing
+    activations: str | None = None  # what an INT8 head does to them; None: as it was quantised
+
+    def passes(self, backbone: ir.Model) -> tuple[BackbonePass, ...]:
+        """The passes of this backbone."""
+        return self.growing if _stays_growing(backbone, self.kernel) else self.backbone
+
+
+def _stays_growing(model: ir.Model, kernel: AttentionKernel) -> bool:
+    types = {call.inputs[3].dtype for call in attention_calls(model) if call.inputs[3]}
+    return bool(types) and types <= set(kernel.growing_dtypes)
+
+
+def _keep_attention(model: ir.Model) -> list[Match]:
+    reason = f"no {CUDA_KERNEL.provider} kernel computes it in this type; its caches grow"
+    return [
+        Match(f"attention layer {index}", call.op_type, None, reason)
+        for index, call in enumerate(attention_calls(model))
+    ]
+
+
+def _refuse_unproved(model: ir.Model) -> list[Match]:
+    """Refuse what no kernel of the target is known to compute."""
+    found = sorted(
+        {
+            n.op_type
+            for n in model.graph
+            if n.domain == "headport"
+            and (n.op_type in RECURRENCES or n.op_type.startswith(EXPERTS))
+        }
+    )
+    if found:
+        raise LoweringError(
+            f"the backbone calls {', '.join(found)}, which have no proved form on CUDA; run the "
+            "portable bundle with --provider cuda --cpu-fallback instead"
+        )
+    return []
 
 
 def _remove_unused(model: ir.Model) -> list[Match]:
@@ -40,6 +97,7 @@ def _remove_unused(model: ir.Model) -> list[Match]:
 TARGETS = {
     "ort-cpu": Target(
         name="ort-cpu",
+        kernel=CPU_KERNEL,
         backbone=(
             add_step_inputs,
             lower_positions,
@@ -50,5 +108,21 @@ TARGETS = {
             drop_growing_inputs,
         ),
         head=(lower_head,),
+    ),
+    "ort-cuda": Target(
+        name="ort-cuda",
+        kernel=CUDA_KERNEL,
+        backbone=(
+            _refuse_unproved,
+            partial(add_step_inputs, inputs=UNIFORM_STEP),
+            lower_positions,
+            partial(lower_attention, kernel=CUDA_KERNEL),
+            fix_reshapes,
+            _remove_unused,
+            drop_growing_inputs,
+        ),
+        growing=(_refuse_unproved, _keep_attention, fix_reshapes, _remove_unused),
+        head=(lower_head_unrounded, count_flags_as_floats),
+        activations="exact",
     ),
 }

@@ -1,0 +1,145 @@
+"""What every runner offers, and what those have in common that run ONNX Runtime sessions."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.bundle import Bundle
+from headport.cache_ports import is_past, present_name
+from headport.errors import BundleError, PromptError
+from headport.heads import HeadOutput, HeadSessions, QuantisedLogits
+from headport.manifest import Graph
+from headport.session import SessionSettings, open_session
+
+__all__ = ["Cache", "Runner", "SessionRunner", "check_step"]
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+class Cache(Protocol):
+    """Keys, values and states of one batch, owned by the runner that made it."""
+
+    @property
+    def lengths(self) -> Int64:
+        """Valid tokens per row so far, [B]."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a row may hold."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes a bundle. `runs` counts backbone executions."""
+
+    runs: int
+
+    def new_cache(self, batch_size: int, capacity: int) -> Cache:
+        """An empty cache for `batch_size` rows of up to `capacity` tokens each."""
+        ...
+
+    def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
+        """Append tokens and return their hidden states.
+
+        Args:
+            cache: From `new_cache` of this runner; updated.
+            token_ids: [B, T], each row's new tokens first, anything after them.
+            lengths: [B], new tokens per row, 0…T; a row with 0 stays as it is.
+
+        Returns:
+            Hidden states after the final norm, [B, T, H]; entries past a row's length are
+            unspecified.
+
+        Raises:
+            PromptError: If a row would outgrow the cache.
+        """
+        ...
+
+    def head(
+        self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None
+    ) -> HeadOutput:
+        """Apply a head to hidden states [N, H].
+
+        Args:
+            hidden_states: [N, H].
+            name: The head.
+            noise: [N, V], added to the upper bounds by which candidates are picked; only for a
+                head that gives candidates.
+        """
+        ...
+
+    def full_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
+        """All logits [N, V] of hidden states [N, H], with the original weight if there is one."""
+        ...
+
+    def quantised(self, hidden_states: Float32, name: str = "lm") -> QuantisedLogits:
+        """The quantised logits of a head that gives candidates."""
+        ...
+
+    def rescored_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
+        """Quantised logits [N, V] with the exact ones of the candidates written into them."""
+        ...
+
+
+class SessionRunner:
+    """What all ONNX Runtime targets share: sessions, cache specification, heads."""
+
+    def __init__(
+        self, bundle: Bundle, settings: SessionSettings, heads: tuple[str, ...] | None
+    ) -> None:
+        manifest = bundle.manifest
+        options = manifest.session_options
+        backbone = next(g for g in manifest.graphs.values() if g.role == "backbone")
+        self.runs = 0
+        self._backbone = open_session(bundle.path / backbone.file, options, settings)
+        self._hidden_size = manifest.model.hidden_size
+        self._past = [p for p in backbone.inputs if is_past(p.name)]
+        self._present = [present_name(p.name) for p in self._past]
+        self._heads = HeadSessions(bundle, settings, heads)
+        self._check_ports(backbone)
+
+    def _check_ports(self, backbone: Graph) -> None:
+        declared = {p.name for p in backbone.inputs}
+        if declared != set(self._backbone.inputs):
+            odd = sorted(declared ^ set(self._backbone.inputs))
+            raise BundleError(
+                f"{backbone.file}: its inputs are not those of the manifest ({', '.join(odd)})"
+            )
+
+    def head(
+        self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None
+    ) -> HeadOutput:
+        return self._heads.head(hidden_states, name, noise)
+
+    def full_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
+        return self._heads.full_logits(hidden_states, name)
+
+    def quantised(self, hidden_states: Float32, name: str = "lm") -> QuantisedLogits:
+        return self._heads.quantised(hidden_states, name)
+
+    def rescored_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
+        return self._heads.rescored_logits(hidden_states, name)
+
+    def _cache_shape(self, shape: tuple[int | str, ...], batch: int, length: int) -> list[int]:
+        named = {"batch": batch}
+        return [d if isinstance(d, int) else named.get(d, length) for d in shape]
+
+
+def check_step(cache: Cache, token_ids: Int64, new: Int64) -> None:
+    """Refuse a step that a cache cannot take, before anything runs."""
+    batch, width = token_ids.shape
+    assert new.shape == cache.lengths.shape == (batch,), "one row of ids and one length per row"
+    assert width >= 1 and new.min(initial=0) >= 0 and new.max(initial=0) <= width
+    after = cache.lengths + new
+    if (after > cache.capacity).any():
+        row = int(np.argmax(after))
+        raise PromptError(
+            f"row {row} would hold {int(after[row])} tokens, "
+            f"but the context was opened for {cache.capacity}"
+        )
