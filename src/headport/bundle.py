@@ -135,7 +135,7 @@ def file_entry(path: Path) -> FileEntry:
 
 
 class Draft:
-    """A bundle in the making: a temporary folder that becomes the output in one rename."""
+    """A folder in the making: a temporary one that becomes the output in one rename."""
 
     def __init__(self, path: Path, output: Path, force: bool) -> None:
         self.path = path  # moves once, when `preview` is called
@@ -144,16 +144,25 @@ class Draft:
 
     def preview(self, manifest: Manifest) -> Bundle:
         """The draft as an unsealed bundle, moved first, so that checks run on a moved copy."""
+        self.move()
+        return Bundle(self.path, _with_files(self.path, manifest))
+
+    def move(self) -> None:
+        """Rename the folder, so that what only works at its first place is noticed."""
         moved = self.path.with_name(self.path.name + ".moved")
         self.path.rename(moved)
         self.path = moved
-        return Bundle(moved, _with_files(moved, manifest))
 
     def commit(self, manifest: Manifest) -> Bundle:
         """Write the manifest with every file's checksum and rename the folder into place."""
         sealed = _with_files(self.path, manifest)
         (self.path / MANIFEST).write_bytes(encode_manifest(sealed))
         Bundle.open(self.path, verify=False)
+        self.place()
+        return Bundle(self.output, sealed)
+
+    def place(self) -> None:
+        """Rename the folder into its place, in exchange for what `force` may replace."""
         replaced = self.output.with_name(f".{self.output.name}.replaced.{os.getpid()}")
         if self._force and self.output.exists():
             self.output.rename(replaced)
@@ -164,7 +173,6 @@ class Draft:
                 replaced.rename(self.output)
             raise
         shutil.rmtree(replaced, ignore_errors=True)
-        return Bundle(self.output, sealed)
 
 
 def _with_files(folder: Path, manifest: Manifest) -> Manifest:
@@ -175,29 +183,40 @@ def _with_files(folder: Path, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, files=dict(zip(names, entries, strict=True)))
 
 
-def check_output(output: str | Path, *, force: bool) -> None:
+def check_output(output: str | Path, *, force: bool, marker: str = MANIFEST) -> None:
     """Refuse an output that exists, or that `force` must not replace, before any work is done.
 
+    Args:
+        output: The folder to be written.
+        force: Replace one of the same kind.
+        marker: The file that tells this kind of folder: a bundle's manifest.
+
     Raises:
-        OutputError: If `output` exists and `force` is False, or it is not a bundle.
+        OutputError: If `output` exists and `force` is False, or it holds no `marker`.
     """
     target = Path(output)
     if target.exists() or target.is_symlink():
         if not force:
             raise OutputError(f"{output} exists; choose another output or pass --force")
-        if target.is_symlink() or not (target / MANIFEST).is_file():
-            raise OutputError(f"{output} is not a bundle, so --force does not replace it")
+        if target.is_symlink() or not (target / marker).is_file():
+            kind = "a bundle" if marker == MANIFEST else f"a folder with a {marker}"
+            raise OutputError(f"{output} is not {kind}, so --force does not replace it")
 
 
 @contextmanager
-def draft_bundle(output: str | Path, *, force: bool) -> Iterator[Draft]:
+def draft_bundle(output: str | Path, *, force: bool, marker: str = MANIFEST) -> Iterator[Draft]:
     """Open a draft beside `output`; whatever happens, a draft that was not committed disappears.
+
+    Args:
+        output: The folder to be written.
+        force: Replace one of the same kind.
+        marker: The file that tells this kind of folder: a bundle's manifest.
 
     Raises:
         OutputError: If `output` exists and `force` is False, if `force` would replace something
-            that is not a bundle, or if the disk is full or not writable.
+            of another kind, or if the disk is full or not writable.
     """
-    check_output(output, force=force)
+    check_output(output, force=force, marker=marker)
     target = Path(output).absolute()
     draft: Draft | None = None
     try:

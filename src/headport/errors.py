@@ -8,6 +8,7 @@ __all__ = [
     "ExportError",
     "HeadportError",
     "LoweringError",
+    "MergeError",
     "NonFiniteError",
     "OutputError",
     "ParityError",
@@ -43,6 +44,10 @@ class QuantizeError(HeadportError):
 
 class LoweringError(HeadportError):
     """A bundle cannot be lowered to the target, or the target cannot run what it holds."""
+
+
+class MergeError(HeadportError):
+    """A bundle cannot become one graph that another runtime runs right; the reason is named."""
 
 
 class BundleError(HeadportError):
