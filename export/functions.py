@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from headport.errors import ExportError
 from headport.export.expert_function import EXPERTS, experts_text
-from headport.export.recurrent_functions import STATE_FUNCTIONS
+from headport.export.recurrent_functions import recurrent_text
 
 __all__ = [
     "ATTENTION",
@@ -30,12 +30,14 @@ ATTENTION = "CachedAttention"
 POSITIONS = "Positions"
 OPSET = 23
 
-_FEATURES = ("sinks", "slopes", "softcap", "window")
+_FEATURES = ("sinks", "slopes", "rounded", "softcap", "window")
 
 
-def attention_name(*, sinks: bool, slopes: bool, softcap: bool, window: bool) -> str:
+def attention_name(
+    *, sinks: bool, slopes: bool, softcap: bool, window: bool, rounded: bool = False
+) -> str:
     """Name of the attention function with these features, such as `CachedAttention_softcap`."""
-    flags = dict(zip(_FEATURES, (sinks, slopes, softcap, window), strict=True))
+    flags = dict(zip(_FEATURES, (sinks, slopes, rounded, softcap, window), strict=True))
     return "_".join([ATTENTION, *(name for name, on in flags.items() if on)])
 
 
@@ -114,6 +116,29 @@ _SLOPES = """
   biased = Add ({scores}, linear)
 """
 
+# slope · position in bfloat16, as Falcon computes it, then scaled like the scores. Counted from the
+# query, which changes no probability and keeps what is near precise in half precision.
+_ROUNDED = """
+  slope = Unsqueeze (slopes, head_axes)
+  slope_float = Cast <to = 1> (slope)
+  key_index = Sub (key_position, one)
+  query_index = Sub (query_position, one)
+  key_rounded = Cast <to = 16> (key_index)
+  query_rounded = Cast <to = 16> (query_index)
+  key_float = Cast <to = 1> (key_rounded)
+  query_float = Cast <to = 1> (query_rounded)
+  key_linear = Mul (slope_float, key_float)
+  query_linear = Mul (slope_float, query_float)
+  key_linear_rounded = Cast <to = 16> (key_linear)
+  query_linear_rounded = Cast <to = 16> (query_linear)
+  key_bias = Cast <to = 1> (key_linear_rounded)
+  query_bias = Cast <to = 1> (query_linear_rounded)
+  difference = Sub (key_bias, query_bias)
+  bias_float = Mul (difference, scale_float)
+  bias = CastLike (bias_float, q)
+  biased = Add ({scores}, bias)
+"""
+
 _WINDOW = """
   width = Constant <value_int : int = @window> ()
   near = Less (d, width)
@@ -160,6 +185,8 @@ def function_for(name: str) -> ir.Function:
     `CachedAttention…` takes q [B, Hq, T, D], k [B, KV, T, D], v [B, KV, T, Dv], past_key
     [B, KV, P, D], past_value [B, KV, P, Dv], attention_mask [B, P + T] int64, then sinks [Hq] and
     slopes [Hq] where its name says so, and gives y [B, T, Hq, Dv], present_key, present_value.
+    Slopes add slope · (position of the key − position of the query) to the scaled scores; with
+    `rounded`, scale · (bf16(slope · bf16(position of the key)) − the same of the query).
     `Positions` takes attention_mask [B, P + T] and input_ids [B, T], gives position_ids [B, T].
     `MixtureOfExperts…` is described in `headport.export.expert_function`, those of recurrent
     layers in `headport.export.recurrent_functions`.
@@ -169,8 +196,8 @@ def function_for(name: str) -> ir.Function:
     """
     if name == POSITIONS:
         return _parse(f"{POSITIONS} (attention_mask, input_ids) => (position_ids)", _POSITIONS_BODY)
-    if name in STATE_FUNCTIONS:
-        return _parse(*STATE_FUNCTIONS[name])
+    if (text := recurrent_text(name)) is not None:
+        return _parse(*text)
     texts = {ATTENTION: _attention_text, EXPERTS: experts_text}
     base = name.split("_", maxsplit=1)[0]
     if base not in texts:
@@ -189,7 +216,8 @@ def _attention_text(name: str) -> tuple[str, str]:
     if "softcap" in features:
         body, scores = body + _SOFTCAP.format(scores=scores), "capped"
     if "slopes" in features:
-        body, scores = body + _SLOPES.format(scores=scores), "biased"
+        slopes = _ROUNDED if "rounded" in features else _SLOPES
+        body, scores = body + slopes.format(scores=scores), "biased"
     if "window" in features:
         body, allowed = body + _WINDOW, "allowed"
     softmax = _SINK_SOFTMAX if "sinks" in features else _SOFTMAX

@@ -203,9 +203,8 @@ def _convolution(
             f"state of {state.dims}"
         )
     y, present = torch.onnx.ops.symbolic_multi_out(
-        f"{DOMAIN}::{CONVOLUTION}",
+        f"{DOMAIN}::{CONVOLUTION}_{weight.shape[1]}",
         (rows, past, cache.new_tokens, weight),
-        attrs={"channels": weight.shape[0]},
         dtypes=(rows.dtype, past.dtype),
         shapes=(rows.shape, past.shape),
         version=1,

@@ -14,7 +14,7 @@ __all__ = [
     "DUAL_SCAN",
     "NEW_TOKENS",
     "SELECTIVE_SCAN",
-    "STATE_FUNCTIONS",
+    "recurrent_text",
 ]
 
 NEW_TOKENS = "NewTokens"
@@ -35,7 +35,8 @@ _NEW_TOKENS_BODY = """
 # y[t] = sum_k weight[:, k] * (the input k - (K - 1) valid tokens before t), the state standing in
 # for tokens of earlier steps. The tokens of a row are moved together, padding behind them
 # (`place` says where each one goes, `source` which one comes), and their results moved back; the
-# next state is what lies in front of the first slot that holds no token.
+# next state is what lies in front of the first slot that holds no token. A sum of K shifted
+# products, because a convolution whose groups are single channels runs them one by one.
 _CONVOLUTION_BODY = """
   one = Constant <value_ints = [1]> ()
   zero = Constant <value_int = 0> ()
@@ -62,12 +63,10 @@ _CONVOLUTION_BODY = """
   past = Transpose <perm = [0, 2, 1]> (past_state)
   joined = Concat <axis = 1> (past, packed)
   joined_float = Cast <to = 1> (joined)
-  channels_first = Transpose <perm = [0, 2, 1]> (joined_float)
   weight_float = Cast <to = 1> (weight)
-  kernel = Unsqueeze (weight_float, one)
-  convolved = Conv <group : int = @channels> (channels_first, kernel)
-  packed_y_float = Transpose <perm = [0, 2, 1]> (convolved)
-  packed_y = CastLike (packed_y_float, x)
+  taps = Transpose <perm = [1, 0]> (weight_float)
+{taps}
+  packed_y = CastLike ({sum}, x)
   place_index = Unsqueeze (place, last)
   y = GatherND <batch_dims = 1> (packed_y, place_index)
   kept = Squeeze (history)
@@ -292,18 +291,27 @@ _DELTA_RULE_BODY = """
   y = Reshape (y_turned, y_shape)
 """
 
-# name → header, body. Shapes: x [B, T, channels], past_state [B, channels, K - 1], weight
-# [channels, K]; for the scans A is float32, the states float32, y float32:
-# SelectiveScan x, dt [B, T, D], A [D, N], B, C [B, T, N], state [B, D, N], y [B, T, D];
-# StateSpaceDual x [B, T, H, P], dt [B, T, H], A [H], B, C [B, T, G, N], state [B, H, P, N],
-# y [B, T, H, P]; GatedDeltaRule q, k [B, T, G, N], v [B, T, H, P], g, beta [B, T, H], state
-# [B, H, N, P], y [B, T, H, P]. Each of G groups serves H / G heads that follow each other.
-STATE_FUNCTIONS: dict[str, tuple[str, str]] = {
+
+def _convolution_text(width: int) -> tuple[str, str]:
+    rows = ", ".join(f"tap_{k}" for k in range(width))
+    lines = [f"  {rows} = Split <axis = 0, num_outputs = {width}> (taps)"]
+    for k in range(width):
+        lines += [
+            f"  from_{k} = Constant <value_ints = [{k}]> ()",
+            f"  to_{k} = Add (from_{k}, T)",
+            f"  input_{k} = Slice (joined_float, from_{k}, to_{k}, one)",
+            f"  term_{k} = Mul (input_{k}, tap_{k})",
+        ]
+        if k:
+            lines.append(f"  sum_{k} = Add ({'term_0' if k == 1 else f'sum_{k - 1}'}, term_{k})")
+    last = f"sum_{width - 1}" if width > 1 else "term_0"
+    header = f"{CONVOLUTION}_{width} (x, past_state, new_tokens, weight) => (y, present_state)"
+    return header, _CONVOLUTION_BODY.format(taps="\n".join(lines), sum=last)
+
+
+# name → header, body.
+_SCANS = {
     NEW_TOKENS: (f"{NEW_TOKENS} (attention_mask, input_ids) => (new_tokens)", _NEW_TOKENS_BODY),
-    CONVOLUTION: (
-        f"{CONVOLUTION} <channels> (x, past_state, new_tokens, weight) => (y, present_state)",
-        _CONVOLUTION_BODY,
-    ),
     SELECTIVE_SCAN: (
         f"{SELECTIVE_SCAN} (x, dt, A, B, C, past_state, new_tokens) => (y, present_state)",
         _SELECTIVE_SCAN_BODY,
@@ -317,3 +325,20 @@ STATE_FUNCTIONS: dict[str, tuple[str, str]] = {
         _DELTA_RULE_BODY,
     ),
 }
+
+
+def recurrent_text(name: str) -> tuple[str, str] | None:
+    """Header and body of a function, as ONNX text; None if it is none of these.
+
+    `NewTokens` takes attention_mask [B, P + T] and input_ids [B, T], gives new_tokens [B, T].
+    `CausalConvolution_K` takes x [B, T, channels], past_state [B, channels, K - 1], new_tokens,
+    weight [channels, K]; gives y [B, T, channels]. The others take and give states in float32, and
+    give y in float32: `SelectiveScan` x, dt [B, T, D], A [D, N], B, C [B, T, N], state [B, D, N];
+    `StateSpaceDual` x [B, T, H, P], dt [B, T, H], A [H], B, C [B, T, G, N], state [B, H, P, N];
+    `GatedDeltaRule` q, k [B, T, G, N], v [B, T, H, P], g, beta [B, T, H], state [B, H, N, P]. Each
+    of G groups serves H / G heads that follow each other.
+    """
+    base, _, width = name.partition("_")
+    if base == CONVOLUTION and width.isdecimal():
+        return _convolution_text(int(width))
+    return _SCANS.get(name)

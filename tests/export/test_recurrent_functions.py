@@ -25,10 +25,10 @@ B, D, N, H, P, G = 5, 6, 3, 4, 5, 2
 _TYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "int64": ir.DataType.INT64}
 
 
-def _run(name: str, inputs: dict[str, Array], outputs: dict[str, Array], **attributes: Any) -> Any:
+def _run(name: str, inputs: dict[str, Array], outputs: dict[str, Array]) -> Any:
     """Run one function as the only node of a model; `outputs` show each output's type and rank."""
     values = [ir.val(n, _TYPES[str(a.dtype)], a.shape) for n, a in inputs.items()]
-    node = ir.node(name, values, attributes or None, domain=DOMAIN, num_outputs=len(outputs))
+    node = ir.node(name, values, domain=DOMAIN, num_outputs=len(outputs))
     for value, (output, like) in zip(node.outputs, outputs.items(), strict=True):
         value.name, value.type = output, ir.TensorType(_TYPES[str(like.dtype)])
         value.shape = ir.Shape([f"{output}_{i}" for i in range(like.ndim)])
@@ -88,21 +88,20 @@ def test_a_convolution_by_hand() -> None:
         "new_tokens": np.array([[0, 1, 0, 1]], np.int64),
         "weight": np.array([[1.0, 10.0, 100.0]], np.float32),
     }
-    y, state = _run(
-        CONVOLUTION, inputs, {"y": inputs["x"], "state": inputs["past_state"]}, channels=1
-    )
+    shapes = {"y": inputs["x"], "state": inputs["past_state"]}
+    y, state = _run(f"{CONVOLUTION}_3", inputs, shapes)
     assert y[0, [1, 3], 0].tolist() == [1 + 20 + 300, 2 + 30 + 400]
     assert state.tolist() == [[[3.0, 4.0]]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("T", [1, 2, 9])
-def test_convolution(T: int, dtype: str) -> None:
-    normal, K = _Normal(), 4
+@pytest.mark.parametrize(("T", "K"), [(1, 4), (2, 4), (9, 4), (9, 2), (2, 1)])
+def test_convolution(T: int, K: int, dtype: str) -> None:
+    normal = _Normal()
     x, state = normal(B, T, D, dtype=dtype), normal(B, D, K - 1, dtype=dtype)
     weight, valid = normal(D, K, dtype=dtype), _new_tokens(T)
     inputs = {"x": x, "past_state": state, "new_tokens": valid, "weight": weight}
-    y, present = _run(CONVOLUTION, inputs, {"y": x, "state": state}, channels=D)
+    y, present = _run(f"{CONVOLUTION}_{K}", inputs, {"y": x, "state": state})
     expected, seen = np.zeros((B, T, D)), state.astype(np.float64)
     for b in range(B):
         for t in np.flatnonzero(valid[b]):

@@ -24,7 +24,7 @@ def lower_states(model: ir.Model) -> list[Match]:
     graph = model.graph
     for call in [n for n in graph if (n.domain, n.op_type) == ("headport", "NewTokens")]:
         replace(graph, call, [_new_tokens(model, call)])
-    kept = [n for n in graph if n.domain == "headport" and n.op_type in RECURRENCES]
+    kept = [n for n in graph if n.domain == "headport" and n.op_type.startswith(RECURRENCES)]
     return [
         Match(f"recurrence {index}", node.op_type, None, "ONNX Runtime runs its definition")
         for index, node in enumerate(kept)
