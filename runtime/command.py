@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.progress import say
+from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.runtime.generator import Generator
 from headport.runtime.parameters import Options as Request
 from headport.runtime.results import Generation
@@ -38,6 +39,8 @@ class Options(OptionRecord, frozen=True):
         ),
     ] = "auto"
     threads: Annotated[int, option("ONNX Runtime threads, 0 = all available cores")] = 0
+    provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
+    cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
     ignore: Annotated[
         tuple[str, ...], option("fields of the bundle's generation_config to leave out")
     ] = ()
@@ -59,6 +62,8 @@ def generate(options: Options) -> tuple[Generation, dict[str, Any]]:
     generator = Generator(
         options.bundle,
         threads=options.threads,
+        provider=options.provider,
+        cpu_fallback=options.cpu_fallback,
         ignore=options.ignore,
         exact=_EXACT[options.exact],
     )

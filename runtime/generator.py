@@ -14,6 +14,7 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.certificate_check import require_certificate
 from headport.errors import BundleError, PromptError, RequestError
+from headport.providers import AUTO
 from headport.runner import Runner, open_runner
 from headport.runtime.chat import chat_ids
 from headport.runtime.decoding import Decoder, Row
@@ -39,6 +40,9 @@ class Generator:
     Args:
         bundle: The bundle's folder, or an opened bundle.
         threads: ONNX Runtime's threads; 0 = one per available core.
+        provider: Where it runs: `cpu`, `cuda`, or `auto`, what the bundle was lowered for.
+        cpu_fallback: Operators that the provider lacks run on the CPU, named on the terminal; else
+            the bundle is refused.
         verify: Compare the checksum of every file first; False checks presence and size. Applies
             where `bundle` is a folder.
         max_context: Tokens that a prompt and its reply may have together; 0 = the model's own
@@ -54,6 +58,7 @@ class Generator:
         BundleError: If the bundle is damaged, has no head `lm`, or its generation_config asks for
             something that changes tokens and is not supported; if `exact` is asked for and the
             head has no certificate, or its certificate does not hold on this machine.
+        UsageError: If the provider is unknown, does not work here, or cannot run the bundle.
         RequestError: If `max_context` exceeds the model's.
     """
 
@@ -62,6 +67,8 @@ class Generator:
         bundle: str | Path | Bundle,
         *,
         threads: int = 0,
+        provider: str = AUTO,
+        cpu_fallback: bool = False,
         verify: bool = True,
         max_context: int = 0,
         ignore: Collection[str] = (),
@@ -84,7 +91,8 @@ class Generator:
         self._ids = IdMap.from_bundle(opened)
         self._check_eos(self._defaults.eos_token_ids, BundleError)
         self._tokens = Tokens(opened)
-        self._runner = runner or open_runner(opened, SessionSettings(threads=threads), (_HEAD,))
+        settings = SessionSettings(threads, provider, cpu_fallback)
+        self._runner = runner or open_runner(opened, settings, (_HEAD,))
         self._stats = Stats()
         form = manifest.heads[_HEAD].candidates
         self.exact = bool(form and form.certified) if exact is None else exact

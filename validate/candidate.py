@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,9 @@ class Candidate:
         BundleError: If it has no head `lm`, or does not load.
     """
 
-    def __init__(self, bundle: Bundle, threads: int) -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int, settings: SessionSettings | None = None
+    ) -> None:
         head = bundle.manifest.heads.get(HEAD_NAME)
         if head is None or (head.outputs == "candidates") != (head.candidates is not None):
             found = "none" if head is None else f"one that gives {head.outputs} but not how"
@@ -69,9 +71,11 @@ class Candidate:
         self.tokens = BundleTokens(bundle)
         self.context = bundle.manifest.model.max_context
         self.vocab_size = head.vocab_size
+        self.hidden_size = bundle.manifest.model.hidden_size
         self.block_rows = max(1, _LOGIT_BYTES // (4 * head.vocab_size))
         self.seconds = 0.0  # spent in backbone and head
-        self.settings = SessionSettings(threads=threads)
+        chosen = replace(settings or SessionSettings(), threads=threads)
+        self.settings = chosen.for_target(bundle.manifest.target)
         self.proved = Proved(0, 0, 0)
         self._runner = open_runner(bundle, self.settings, heads=(HEAD_NAME,))
 

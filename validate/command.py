@@ -10,7 +10,8 @@ from typing import Annotated
 from headport.bundle import Bundle, write_text
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import CheckpointError, OutputError, UsageError
-from headport.session import usable_cpus
+from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
+from headport.session import SessionSettings, usable_cpus
 from headport.validate.assembly import Findings, Settings, assemble_report
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import check_ids, compare, prepare
@@ -50,6 +51,8 @@ class Options(OptionRecord, frozen=True):
     window: Annotated[int, option("tokens fed at once at most; the context bounds it too")] = 1024
     batch_size: Annotated[int, option("windows that the bundle runs together")] = 1
     greedy_tokens: Annotated[int, option("new tokens of each greedy run, 0 for none")] = 32
+    provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
+    cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
 
 
 def validate(options: Options) -> Report:
@@ -106,7 +109,8 @@ def _candidate_threads(cpus: int) -> int:
 
 def _validate(task: _Task, reference: ReferenceProcess) -> Report:
     options = task.options
-    candidate = Candidate(task.bundle, _candidate_threads(usable_cpus()))
+    chosen = SessionSettings(provider=options.provider, cpu_fallback=options.cpu_fallback)
+    candidate = Candidate(task.bundle, _candidate_threads(usable_cpus()), chosen)
     materials = prepare(task.texts, candidate, options.max_tokens)
     ready = reference.ready()
     _check_vocabulary(ready.facts, candidate)

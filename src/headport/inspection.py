@@ -11,7 +11,9 @@ import msgspec
 from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.manifest import Head, License, Manifest, Model, Provenance, Vocabulary
+from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.selftest import SelftestResult, run_selftest
+from headport.session import SessionSettings
 
 __all__ = ["SUMMARY", "Description", "Options", "describe", "inspect", "run"]
 
@@ -25,6 +27,8 @@ class Options(OptionRecord, frozen=True):
     selftest: Annotated[
         bool, option("also run the stored self-test on this machine; exit 1 if it fails")
     ] = False
+    provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
+    cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +166,8 @@ def inspect(options: Options) -> tuple[Description, bool]:
         BundleError: If the bundle is damaged, naming every fault.
     """
     bundle = Bundle.open(options.bundle)
-    result = run_selftest(bundle) if options.selftest else None
+    settings = SessionSettings(provider=options.provider, cpu_fallback=options.cpu_fallback)
+    result = run_selftest(bundle, settings) if options.selftest else None
     return describe(bundle, result), result is None or bool(result)
 
 

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headport.errors import UsageError
 
-__all__ = ["AUTO", "PROVIDERS", "Provider", "find_provider", "provider_of_target"]
+__all__ = [
+    "AUTO",
+    "FALLBACK_HELP",
+    "PROVIDERS",
+    "PROVIDER_HELP",
+    "Provider",
+    "ProviderChoice",
+    "find_provider",
+    "provider_of_target",
+]
 
 AUTO = "auto"  # the provider that the bundle's target was lowered for
+
+# As options of every verb that runs a bundle.
+ProviderChoice = Literal["auto", "cpu", "cuda"]
+PROVIDER_HELP = "where it runs; auto is what the bundle was lowered for"
+FALLBACK_HELP = "let operators that the provider lacks run on the CPU; else that is an error"
 
 
 @dataclass(frozen=True)
