@@ -206,8 +206,10 @@ _DENSE = (
     Family(
         "falcon-alibi",
         "FalconConfig",
-        _FALCON | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
-        "adapter; ALiBi",
+        _FALCON
+        | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+        | {"hidden_size": 96, "num_attention_heads": 12},
+        "adapter; ALiBi in bfloat16",
         reference="sdpa",
     ),
     Family(
@@ -252,7 +254,7 @@ _DENSE = (
     _f("exaone4", "Exaone4", _LLAMA, "windows, no rotary on some", **_MIXED),
     _f("arcee", "Arcee", _LLAMA, "relu2"),
     _f("seed-oss", "SeedOss", _LLAMA, "biases"),
-    _f("cwm", "Cwm", _LLAMA, "mixed windows", **_MIXED),
+    _f("cwm", "Cwm", _LLAMA, "mixed windows", bos_token_id=0, **_MIXED),
     _f("apertus", "Apertus", _LLAMA, "xIELU"),
     _f("ernie4.5", "Ernie4_5", _LLAMA, "interleaved rotary, tied"),
     _f("hunyuan-dense", "HunYuanDenseV1", _LLAMA, "norms behind rotary"),
@@ -265,6 +267,7 @@ _DENSE = (
         _LLAMA,
         "dense and norm before the head, windows",
         local_attention=16,
+        bos_token_id=0,
         cls_token_id=0,
         sep_token_id=0,
         layer_types=["sliding_attention", "full_attention"],
@@ -339,7 +342,7 @@ _ROUTED = (
             "n_heads": 4,
             "n_layers": 2,
             "max_seq_len": 64,
-            "attn_config": {"kv_n_heads": 2, "clip_qkv": 3.0},
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 3.0, "rope_theta": 10000.0},
             "ffn_config": {
                 "hidden_size": 64,
                 "ffn_hidden_size": 48,

@@ -132,11 +132,14 @@ def _falcon(
         assert position_embeddings is not None
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
     else:
-        # The model rounds its slopes to bfloat16 and scales them like the scores.
-        slopes = _halving_slopes(self.num_heads).bfloat16().float() * self.inv_norm_factor
+        slopes = _halving_slopes(self.num_heads).bfloat16().float()
     key, value = layer_past.update(key, value, self.layer_idx)
+    scaling = self.inv_norm_factor
     y, _ = attend(
-        self, query, key, value, attention_mask, scaling=self.inv_norm_factor, slopes=slopes
+        *(self, query, key, value, attention_mask),
+        scaling=scaling,
+        slopes=slopes,
+        rounded_slopes=True,
     )
     return self.dense(y.flatten(2)), None
 

@@ -221,6 +221,7 @@ def attend(  # noqa: PLR0917, the signature is transformers'
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
+    rounded_slopes: bool = False,
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -237,6 +238,7 @@ def attend(  # noqa: PLR0917, the signature is transformers'
         s_aux: Attention sinks, [Hq].
         slopes: ALiBi: `slope · (position of the key − position of the query)` is added to the
             scaled scores, [Hq].
+        rounded_slopes: The product is rounded to bfloat16 and scaled like the scores.
         is_causal: Must not be False.
         kwargs: Arguments that change nothing; any other one is refused.
 
@@ -272,6 +274,7 @@ def attend(  # noqa: PLR0917, the signature is transformers'
     name = attention_name(
         sinks=s_aux is not None,
         slopes=slopes is not None,
+        rounded=slopes is not None and rounded_slopes,
         softcap=bool(softcap),
         window=bool(attention_mask.window),
     )

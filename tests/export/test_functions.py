@@ -9,6 +9,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 
 from headport.errors import ExportError
 from headport.export.functions import DOMAIN, OPSET, define_functions, function_for
@@ -55,7 +56,11 @@ def _attend(
         scores = SCALE * (k[row, group, slots] @ q[row, h, at])
         if "softcap" in features:
             scores = CAP * np.tanh(scores / CAP)
-        if "slopes" in features:
+        if "rounded" in features:
+            products = (x["slopes"][h] * position).astype(np.float32)
+            bias = torch.from_numpy(products).bfloat16().double().numpy()
+            scores = scores + SCALE * (bias[slots] - bias[P + at])
+        elif "slopes" in features:
             scores = scores - x["slopes"][h] * (own - position[slots])
         extra = np.exp(x["sinks"][h]) if "sinks" in features else 0.0
         weights = np.exp(scores)
@@ -70,6 +75,7 @@ MASKS = {
     "right padded prompt": [[1, 1, 1, 1, 1, 1, 0, 0], [1] * 8],
 }
 FEATURES = ["", "window", "softcap", "slopes", "sinks", "softcap_window", "sinks_slopes_window"]
+FEATURES += ["slopes_rounded", "slopes_rounded_window"]
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -22,6 +22,7 @@ class Layer:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
+    rounded: bool = False  # of slopes
     heads: int = 4
     kv_heads: int = 2
     key_size: int = 8
@@ -32,6 +33,7 @@ class Layer:
         return attention_name(
             sinks=self.sinks,
             slopes=self.slopes,
+            rounded=self.rounded,
             softcap=self.softcap > 0,
             window=self.window > 0,
         )

@@ -45,6 +45,7 @@ def _lower(source: Bundle, output: Path) -> dict[str, Any]:
         Layer(slopes=True),
         Layer(slopes=True, window=6, softcap=3.0),
         Layer(slopes=True, sinks=True),
+        Layer(slopes=True, rounded=True),
         Layer(heads=4, kv_heads=4),
         Layer(heads=3, kv_heads=1),
         Layer(key_size=12, value_size=12),

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from headport.errors import LoweringError
+from headport.lowering.alibi import linear_bias
 from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
 from headport.lowering.in_place import graph_input
 from headport.lowering.match import Match
-from headport.lowering.positions import step_positions
 
 __all__ = [
     "CPU_KERNEL",
@@ -34,7 +33,7 @@ __all__ = [
 
 # The function's names and signature are defined in headport/export/functions.py.
 _FUNCTION = "CachedAttention"
-_FEATURES = ("sinks", "slopes", "softcap", "window")
+_FEATURES = ("sinks", "slopes", "rounded", "softcap", "window")
 _OPERATOR = "GroupQueryAttention"
 _BIAS, _SINK, _QUERY_SEQLENS = 10, 11, 16  # places of its optional inputs
 _SIZE_MULTIPLE = 8
@@ -184,7 +183,9 @@ def _lower(model: ir.Model, layer: _Layer, kernel: AttentionKernel) -> None:
         graph_input(model, "total_sequence_length"),
     ]
     if "slopes" in layer.features:
-        inputs[_BIAS] = _linear_bias(model, emit, given["slopes"], given["q"])
+        scale = float(attribute(call, "scale", 1.0))
+        rounded = scale if "rounded" in layer.features else None
+        inputs[_BIAS] = linear_bias(model, emit, given["slopes"], given["q"], rounded)
     if "sinks" in layer.features:
         inputs[_SINK] = emit.op("CastLike", [given["sinks"], given["q"]], "sinks")
     if kernel.query_seqlens:
@@ -222,18 +223,3 @@ def _rows(emit: Emitter, value: ir.Value, name: str, missing: int) -> ir.Value:
         value = emit.op("Pad", [value, pads], f"{name}_padded")
     swapped = emit.op("Transpose", [value], f"{name}_rows", perm=[0, 2, 1, 3])
     return emit.op("Reshape", [swapped, emit.ints(0, 0, -1)], f"{name}_flat")
-
-
-def _linear_bias(model: ir.Model, emit: Emitter, slopes: ir.Value, q: ir.Value) -> ir.Value:
-    # slope · (slot − position of the query), [B, H, T, total_sequence_length].
-    slots = emit.op(
-        "Cast", [graph_input(model, "total_sequence_length")], "slots", to=ir.DataType.INT64
-    )
-    zero, one = emit.scalar(0, np.int64), emit.scalar(1, np.int64)
-    slot = emit.op("Range", [zero, slots, one], "slot")
-    query = emit.op("Unsqueeze", [step_positions(model), emit.ints(1, 3)], "query_position")
-    distance = emit.op("Sub", [slot, query], "distance")
-    typed = emit.op("Cast", [distance], "distance_float", to=ir.DataType.FLOAT)
-    column = emit.op("Unsqueeze", [slopes, emit.ints(0, 2, 3)], "slopes_column")
-    steep = emit.op("Cast", [column], "slopes_float", to=ir.DataType.FLOAT)
-    return emit.op("CastLike", [emit.op("Mul", [steep, typed], "linear"), q], "bias")
