@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lower": ("headport.lowering.command", "Lower a portable bundle to one target."),
     "build": ("headport.build", "Run the stages of a recipe: export, quantise, lower."),
     "validate": ("headport.validate.command", "Compare a bundle with its PyTorch reference."),
+    "gpu-check": ("headport.validate.gpu.command", "Check on a GPU what only a GPU can show."),
     "generate": ("headport.runtime.command", "Generate text from a bundle, streaming."),
     "inspect": ("headport.inspection", "Say what a bundle is and whether it is intact."),
     "doctor": ("headport.doctor", "Check the installation of this machine."),

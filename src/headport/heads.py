@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -86,6 +87,11 @@ class HeadSessions:
         manifest = self._bundle.manifest
         file = self._bundle.path / manifest.graphs[graph].file
         return open_session(file, manifest.session_options, self._settings)
+
+    def cpu_operators(self) -> dict[str, int]:
+        """As `headport.runner.Runner.cpu_operators`, of the heads alone."""
+        opened = [session for _, session in self._sessions.values()]
+        return dict(sum((Counter(session.cpu_operators) for session in opened), Counter()))
 
     def head(
         self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None

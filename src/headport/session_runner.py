@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +41,10 @@ class Runner(Protocol):
     """Executes a bundle. `runs` counts backbone executions."""
 
     runs: int
+
+    def cpu_operators(self) -> dict[str, int]:
+        """Operators that a GPU's provider left to the CPU: type → nodes; none on the CPU."""
+        ...
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
         """An empty cache for `batch_size` rows of up to `capacity` tokens each."""
@@ -101,8 +107,12 @@ class SessionRunner:
         self._hidden_size = manifest.model.hidden_size
         self._past = [p for p in backbone.inputs if is_past(p.name)]
         self._present = [present_name(p.name) for p in self._past]
-        self._heads = HeadSessions(bundle, settings, heads)
+        # Only a decode step is recorded: heads are fed arrays of any number of rows.
+        self._heads = HeadSessions(bundle, replace(settings, capture=False), heads)
         self._check_ports(backbone)
+
+    def cpu_operators(self) -> dict[str, int]:
+        return dict(Counter(self._backbone.cpu_operators) + Counter(self._heads.cpu_operators()))
 
     def _check_ports(self, backbone: Graph) -> None:
         declared = {p.name for p in backbone.inputs}

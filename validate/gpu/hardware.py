@@ -1,0 +1,82 @@
+"""Steps that look at the machine: driver, provider, and what of TensorRT is there."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.util import find_spec
+from pathlib import Path
+
+from headport.gpu_probe import library_packages, needed_libraries, probe_gpu
+from headport.providers import PROVIDERS
+from headport.runner import open_runner
+from headport.session import check_provider
+from headport.validate.gpu.memory import used_memory
+from headport.validate.gpu.steps import Context, Finding, Unproven
+
+__all__ = ["check_driver", "check_placement", "check_tensorrt_plans", "check_tensorrt_provider"]
+
+_TENSORRT = "libonnxruntime_providers_tensorrt.so"
+
+
+def check_driver(context: Context) -> Finding:
+    """The driver starts and knows a card."""
+    del context
+    probe = probe_gpu()
+    if not probe:
+        raise Unproven(str(probe.fault))
+    cards = ", ".join(
+        f"{gpu.name} ({gpu.memory_bytes / 2**30:.0f} GiB, compute capability "
+        f"{gpu.compute_capability})"
+        for gpu in probe.gpus
+    )
+    return Finding("measured", f"{cards}; the driver serves CUDA {probe.driver}")
+
+
+def check_placement(context: Context) -> Finding:
+    """The provider loads, and says where each operator runs."""
+    provider = PROVIDERS["cuda"]
+    check_provider(provider)
+    before = used_memory()
+    runner = open_runner(context.bundle, context.settings)
+    context.found["runner"] = runner
+    after = used_memory()
+    operators = runner.cpu_operators()
+    on_cpu = ", ".join(f"{count} × {name}" for name, count in sorted(operators.items()))
+    text = f"{provider.name} runs every operator"
+    if operators:
+        text = f"{provider.name} runs the bundle, but for {on_cpu} on the CPU (--cpu-fallback)"
+    loaded = None if before is None or after is None else after - before
+    figures = {"cpu_operators": operators, "loaded_bytes": loaded}
+    return Finding("measured", text, figures)
+
+
+def check_tensorrt_provider(context: Context) -> Finding:
+    """ONNX Runtime's TensorRT provider can be loaded."""
+    del context
+    spec = find_spec("onnxruntime")
+    file = Path(spec.origin).parent / "capi" / _TENSORRT if spec and spec.origin else None
+    if file is None or not file.is_file():
+        raise Unproven("this ONNX Runtime build has no TensorRT provider")
+    needed = needed_libraries(file)
+    sources = library_packages(needed)
+    missing = [name for name in needed if not _loads(name)]
+    if missing:
+        listed = ", ".join(f"{name} ({sources[name]})" for name in missing)
+        raise Unproven(f"its libraries are not here: {listed}")
+    raise Unproven("its libraries are here, but headport lowers nothing to TensorRT yet")
+
+
+def check_tensorrt_plans(context: Context) -> Finding:
+    """Engines that the bundle carries load on this card."""
+    plans = sorted(context.bundle.path.glob("engines/*"))
+    if not plans:
+        raise Unproven("the bundle carries no TensorRT plan")
+    raise Unproven("this release cannot run TensorRT plans")
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
