@@ -260,7 +260,6 @@ _DENSE = (
     _f("hunyuan-dense", "HunYuanDenseV1", _LLAMA, "norms behind rotary"),
     _f("jais2", "Jais2", _LLAMA, "relu2, layer norms"),
     _f("bitnet", "BitNet", _LLAMA, "norms inside"),
-    _f("doge", "Doge", _LLAMA, "value-dependent mask"),
     _f(
         "modernbert-decoder",
         "ModernBertDecoder",
@@ -401,7 +400,8 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal("dory", "DoryConfig", _LLAMA | {"n_input_layers": 1, "n_output_layers": 0}, "Dory"),
     Refusal("llama4", "Llama4TextConfig", _LLAMA, "Llama4ForCausalLM"),
     Refusal("jetmoe", "JetMoeConfig", _LLAMA | {"num_local_experts": 4}, "JetMoeForCausalLM"),
-    Refusal("diffllama", "DiffLlamaConfig", _LLAMA, "DiffLlama"),
+    Refusal("diffllama", "DiffLlamaConfig", _LLAMA, "DiffLlamaForCausalLM is refused"),
+    Refusal("doge", "DogeConfig", _LLAMA, "DogeForCausalLM is refused"),
     Refusal(
         "musicgen",
         "MusicgenDecoderConfig",

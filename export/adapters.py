@@ -30,6 +30,8 @@ __all__ = [
     "cached_sizes",
     "check_family",
     "expanded_layers",
+    "halving_slopes",
+    "mpt_slopes",
 ]
 
 _Sizes = tuple[int, int, int]  # heads, key size, value size
@@ -49,18 +51,24 @@ def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.reshape(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
-def _halving_slopes(heads: int) -> torch.Tensor:
-    # Press et al. 2022, arXiv:2108.12409, section 3, and the authors' code for other counts than
-    # powers of two: the odd slopes of twice as many heads fill up.
+def halving_slopes(heads: int) -> torch.Tensor:
+    """ALiBi slopes of a number of heads, [heads] float32.
+
+    2 ** (-8 i / n) for i = 1 … n; where heads is no power of two, the odd ones of twice as many
+    fill up. Source: Press et al. 2022, arXiv:2108.12409, and the authors' code.
+    """
     whole = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8 * i / whole) for i in range(1, whole + 1)]
     slopes += [2.0 ** (-4 * i / whole) for i in range(1, 2 * whole, 2)]
     return torch.tensor(slopes[:heads], dtype=torch.float32)
 
 
-def _mpt_slopes(heads: int) -> torch.Tensor:
-    # MPT rounds the number of heads up and takes every other slope first; alibi_bias_max is 8,
-    # which the model does not let its config change.
+def mpt_slopes(heads: int) -> torch.Tensor:
+    """ALiBi slopes as MPT orders them, [heads] float32.
+
+    The number of heads is rounded up to a power of two, and every other slope comes first. The
+    largest is 2 ** -(8 / n): the model does not let its config change the 8.
+    """
     whole = 2 ** math.ceil(math.log2(heads))
     slopes = [2.0 ** (-8 * i / whole) for i in range(1, whole + 1)]
     if whole != heads:
@@ -79,7 +87,7 @@ def _bloom(
 ) -> tuple[torch.Tensor, None]:
     query, key, value = self._reshape(self.query_key_value(hidden_states))
     key, value = layer_past.update(key, value, self.layer_idx)
-    slopes = _halving_slopes(self.num_heads)
+    slopes = halving_slopes(self.num_heads)
     y, _ = attend(
         self, query, key, value, attention_mask, scaling=self.inv_norm_factor, slopes=slopes
     )
@@ -99,7 +107,7 @@ def _mpt(
         fused = fused.clamp(-self.clip_qkv, self.clip_qkv)
     query, key, value = (_heads(x, self.n_heads) for x in fused.chunk(3, dim=2))
     key, value = cache.update(key, value, self.layer_idx)
-    slopes = _mpt_slopes(self.n_heads)
+    slopes = mpt_slopes(self.n_heads)
     y, _ = attend(
         self, query, key, value, attention_mask, scaling=self.softmax_scale, slopes=slopes
     )
@@ -132,7 +140,7 @@ def _falcon(
         assert position_embeddings is not None
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
     else:
-        slopes = _halving_slopes(self.num_heads).bfloat16().float()
+        slopes = halving_slopes(self.num_heads).bfloat16().float()
     key, value = layer_past.update(key, value, self.layer_idx)
     scaling = self.inv_norm_factor
     y, _ = attend(
@@ -285,9 +293,11 @@ REFUSED: dict[str, str] = {
     "XLMWithLMHeadModel": "it reads text both ways and makes its masks itself",
     "ReformerModelWithLMHead": "it attends by hashing over buckets and has a cache of its own",
     "ProphetNetForCausalLM": "it predicts several tokens ahead in streams of its own",
-    "RecurrentGemmaForCausalLM": "it keeps its recurrent states in its modules, not in a cache",
     "RwkvForCausalLM": "it keeps its states in lists of its own, and no function computes them",
     "xLSTMForCausalLM": "it keeps its states in a cache of its own, scaled by a running maximum",
+    "DogeForCausalLM": "its attention masks are made from the values it attends to",
+    "DiffLlamaForCausalLM": "its attention is the difference of two, over values joined in pairs",
+    "JetMoeForCausalLM": "its experts lie inside attention, which repeats keys for them",
     "CpmAntForCausalLM": "its attention adds relative buckets and looks both ways in a prompt",
 }
 

@@ -42,6 +42,12 @@ _HARMLESS = frozenset(
 )
 
 
+_OWN_ATTENTION = (
+    "attention is computed by the model itself instead of through transformers' attention "
+    "interface, and no adapter is known for it; this architecture is refused"
+)
+
+
 class MaskSpec:
     """What a layer may attend to; travels through the model in place of a mask tensor.
 
@@ -55,10 +61,12 @@ class MaskSpec:
 
     @classmethod
     def __torch_function__(cls, *_args: Any, **_kwargs: Any) -> Any:
-        raise ExportError(
-            "attention is computed by the model itself instead of through transformers' attention "
-            "interface, and no adapter is known for it; this architecture is refused"
-        )
+        raise ExportError(_OWN_ATTENTION)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ExportError(_OWN_ATTENTION)
 
     def to(self, *_args: Any, **_kwargs: Any) -> MaskSpec:
         """Return itself: models move and cast masks."""
