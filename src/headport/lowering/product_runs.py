@@ -1,0 +1,225 @@
+"""Running the products of a written backbone: each alone on given rows, and all on real ones.
+
+Both runs are of the written file itself with other inputs and outputs, so what is looked at is the
+node, the tensor and the kernel that ship.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from headport.bundle import Bundle
+from headport.cache_ports import is_past, is_state
+from headport.errors import ParityError
+from headport.lowering.matrices import find_products
+from headport.session import SessionSettings, open_session
+
+__all__ = [
+    "Observed",
+    "WrittenProduct",
+    "run_alone",
+    "run_lookup",
+    "run_real",
+    "written_products",
+]
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+
+_TOKENS = 12  # of the real run
+_FILE = "products.onnx"  # exists while its session is opened
+_PACKED = ".nbits"  # ends the names of weights that lowering has packed
+_SUFFIXES = (".int8", ".int4", ".fp16")
+
+
+@dataclass(frozen=True)
+class WrittenProduct:
+    """One product of a written backbone."""
+
+    name: str  # of the matrix
+    node: ir.Node  # Gemm or MatMulNBits
+    size: tuple[int, int]  # N, K
+
+    @property
+    def x(self) -> ir.Value:
+        """Input, float [..., K]."""
+        value = self.node.inputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def y(self) -> ir.Value:
+        """Output, float [..., N]."""
+        return self.node.outputs[0]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a product was given and gave."""
+
+    name: str
+    x: Float64  # [rows, K]
+    y: Float64  # [rows, N]
+
+
+def written_products(model: ir.Model) -> list[WrittenProduct]:
+    """The products with stored matrices, portable and lowered, in graph order."""
+    found = []
+    portable = {id(p.product): p for p in find_products(model)}
+    for node in model.graph:
+        if id(node) in portable:
+            product = portable[id(node)]
+            shape = product.restore.inputs[0].shape  # type: ignore[union-attr]
+            assert shape is not None
+            N, K = (int(d) for d in shape.numpy())
+            found.append(WrittenProduct(product.name, node, (N, K)))
+        elif node.op_type == "MatMulNBits" and node.inputs[1] is not None:
+            name = (node.inputs[1].name or "").removesuffix(_PACKED)
+            for suffix in _SUFFIXES:
+                name = name.removesuffix(suffix)
+            size = (node.attributes["N"].as_int(), node.attributes["K"].as_int())
+            found.append(WrittenProduct(name, node, size))
+    return found
+
+
+def _backbone(bundle: Bundle) -> tuple[str, Path]:
+    for name, graph in bundle.manifest.graphs.items():
+        if graph.role == "backbone":
+            return name, bundle.path / graph.file
+    raise ParityError(f"{bundle.path}: no graph of role backbone")
+
+
+@contextmanager
+def _opened(bundle: Bundle, model: ir.Model, settings: SessionSettings | None) -> Iterator[Any]:
+    # Beside the bundle's own graphs, because external data is found from there.
+    file = bundle.path / _FILE
+    ir.save(model, file)
+    try:
+        yield open_session(file, bundle.manifest.session_options, settings)
+    finally:
+        file.unlink()
+
+
+def run_alone(
+    bundle: Bundle, rows: Mapping[int, Array], settings: SessionSettings | None = None
+) -> list[Observed]:
+    """Every product on rows of our own.
+
+    Args:
+        bundle: Written, sealed or not.
+        rows: K → float32 [n, K].
+        settings: Session settings.
+    """
+    _, file = _backbone(bundle)
+    model = ir.load(file)
+    graph = model.graph
+    products = written_products(model)
+    inputs = {
+        K: ir.val(f"rows_{K}", ir.DataType.FLOAT, ["rows", K])
+        for K in sorted({p.size[1] for p in products})
+    }
+    for product in products:
+        product.node.replace_input_with(0, inputs[product.size[1]])
+        product.y.type = ir.TensorType(ir.DataType.FLOAT)
+        product.y.shape = ir.Shape(["rows", product.size[0]])
+    graph.inputs[:] = list(inputs.values())
+    graph.outputs[:] = [p.y for p in products]
+    common_passes.RemoveUnusedNodesPass()(model)
+    feeds = {f"rows_{K}": rows[K] for K in inputs}
+    with _opened(bundle, model, settings) as session:
+        found = session.run(feeds)
+    return [
+        Observed(p.name, rows[p.size[1]].astype(np.float64), found[p.y.name or ""].astype(float))
+        for p in products
+    ]
+
+
+def run_real(bundle: Bundle, settings: SessionSettings | None = None) -> list[Observed]:
+    """Every product on what reaches it in a prompt of random tokens."""
+    _, file = _backbone(bundle)
+    model = ir.load(file)
+    products = written_products(model)
+    watched = {id(v): v for p in products for v in (p.x, p.y)}
+    for value in watched.values():
+        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+    model.graph.outputs[:] = list(watched.values())
+    feeds = _prompt(model.graph.inputs, bundle.manifest.vocabulary.size, _tokens(bundle))
+    with _opened(bundle, model, settings) as session:
+        found = session.run(feeds)
+    return [Observed(p.name, *(_rows(found[v.name or ""]) for v in (p.x, p.y))) for p in products]
+
+
+def run_lookup(
+    bundle: Bundle,
+    table: str,
+    token_ids: Iterable[npt.NDArray[np.int64]],
+    settings: SessionSettings | None = None,
+) -> Iterator[Float64]:
+    """The rows that a written backbone looks up in a stored table.
+
+    Args:
+        bundle: Written, sealed or not.
+        table: Name of the weight that was stored.
+        token_ids: Each [n].
+        settings: Session settings.
+
+    Yields:
+        For each, [n, H].
+    """
+    _, file = _backbone(bundle)
+    model = ir.load(file)
+    graph = model.graph
+    rows = [v for n in graph for v in n.outputs if v.name == f"{table}.rows"]
+    if not rows:
+        raise ParityError(f"the written backbone looks nothing up in {table}; nothing was written")
+    rows[0].type = ir.TensorType(ir.DataType.FLOAT)
+    graph.outputs[:] = rows
+    common_passes.RemoveUnusedNodesPass()(model)
+    graph.inputs[:] = [port for port in graph.inputs if port.name == "input_ids"]
+    with _opened(bundle, model, settings) as session:
+        for ids in token_ids:
+            yield _rows(session.run({"input_ids": ids[None]})[rows[0].name or ""])
+
+
+def _tokens(bundle: Bundle) -> int:
+    return max(1, min(_TOKENS, bundle.manifest.model.max_context - 1))
+
+
+def _rows(array: Array) -> Float64:
+    return array.reshape(-1, array.shape[-1]).astype(np.float64)
+
+
+def _prompt(ports: Sequence[ir.Value], vocab_size: int, tokens: int) -> dict[str, Array]:
+    # One row of `tokens` tokens and an empty cache, in the terms of a portable or lowered backbone.
+    rng = np.random.Generator(np.random.Philox(key=5))
+    scalars: dict[str, Array] = {
+        "input_ids": rng.integers(0, vocab_size, (1, tokens)),
+        "attention_mask": np.ones((1, tokens), np.int64),
+        "seqlens_k": np.array([tokens - 1], np.int32),
+        "query_seqlens": np.array([tokens], np.int32),
+        "total_sequence_length": np.array(tokens, np.int32),
+        "position_ids": np.arange(tokens)[None],
+    }
+    lowered = any(port.name == "seqlens_k" for port in ports)
+    feeds = {}
+    for port in ports:
+        name = port.name or ""
+        if not is_past(name):
+            feeds[name] = scalars[name]
+            continue
+        assert port.shape is not None and port.dtype is not None
+        free = 1 if is_state(name) else tokens if lowered else 0
+        dims = [
+            d if isinstance(d, int) else 1 if str(d.value) == "batch" else free for d in port.shape
+        ]
+        feeds[name] = np.zeros(dims, port.dtype.numpy())
+    return feeds
