@@ -8,11 +8,24 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["Checkpoint", "Options", "export", "find_checkpoint", "load_model", "load_tokenizer"]
+__all__ = [
+    "Checkpoint",
+    "Context",
+    "Options",
+    "OwnModel",
+    "attend",
+    "export",
+    "find_checkpoint",
+    "load_model",
+    "load_tokenizer",
+]
 
 _HOMES = {
     "Checkpoint": "headport.export.checkpoint",
+    "Context": "headport.export.own_model",
     "Options": "headport.export.command",
+    "OwnModel": "headport.export.own_model",
+    "attend": "headport.export.own_model",
     "export": "headport.export.command",
     "find_checkpoint": "headport.export.checkpoint",
     "load_model": "headport.export.checkpoint",

@@ -1,111 +1,36 @@
-"""A checkpoint on disk: found, hashed, and loaded by transformers, with its gaps made errors.
+"""A checkpoint loaded by transformers, with its gaps made errors.
 
 Imports torch and transformers only, so that the validating process can use it too.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from headport.errors import CheckpointError
+from headport.export.source import Checkpoint, checkpoint_sha256, find_checkpoint
 
 __all__ = [
     "Checkpoint",
+    "check_finite",
     "checkpoint_sha256",
     "find_checkpoint",
     "first_line",
     "load_model",
+    "load_pretrained",
     "load_tokenizer",
     "quiet_libraries",
     "run_reference",
+    "some_names",
 ]
-
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_CHUNK_BYTES = 1 << 22
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a checkpoint lies. `folder` holds the tokenizer and configuration of either format."""
-
-    folder: Path
-    format: Literal["safetensors", "gguf"]
-    weight_files: tuple[Path, ...]  # in the order in which they are hashed
-
-    @property
-    def name(self) -> str:
-        """Base name only: what is written must not tell the machine's folders."""
-        return self.weight_files[0].name if self.format == "gguf" else self.folder.resolve().name
-
-    @property
-    def gguf_file(self) -> str | None:
-        """The `gguf_file` argument of transformers' loaders."""
-        return self.weight_files[0].name if self.format == "gguf" else None
-
-
-def find_checkpoint(model: str) -> Checkpoint:
-    """Find the weights of a checkpoint.
-
-    Args:
-        model: A Hugging Face folder with safetensors, or a `.gguf` file.
-
-    Raises:
-        CheckpointError: If nothing is there, or it holds no weights that can be read safely.
-    """
-    path = Path(model)
-    if path.is_file() and path.suffix == ".gguf":
-        return Checkpoint(path.parent, "gguf", (path,))
-    if not path.is_dir():
-        found = "another kind of file" if path.is_file() else "nothing"
-        raise CheckpointError(
-            f"{model}: a Hugging Face folder or a .gguf file was expected, {found} is there"
-        )
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"{model}: no config.json in it, so it is not a checkpoint")
-    return Checkpoint(path, "safetensors", _weight_files(path))
-
-
-def _weight_files(folder: Path) -> tuple[Path, ...]:
-    if (folder / _INDEX).is_file():
-        try:
-            names = set(json.loads((folder / _INDEX).read_text("utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{folder / _INDEX}: not a safetensors index") from error
-        missing = sorted(name for name in names if not (folder / name).is_file())
-        if missing:
-            raise CheckpointError(f"{folder}: shards are missing: {', '.join(missing)}")
-        return tuple(folder / name for name in sorted(names))
-    if (folder / _SINGLE).is_file():
-        return (folder / _SINGLE,)
-    if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
-        raise CheckpointError(
-            f"{folder}: only pickled weights found, which can run code when they are loaded; "
-            "save the model again with safe_serialization=True"
-        )
-    raise CheckpointError(f"{folder}: no weights in it ({_SINGLE} or {_INDEX} was expected)")
-
-
-def checkpoint_sha256(checkpoint: Checkpoint) -> str:
-    """sha256 over the weight files, one after the other in the order of their names."""
-    digest = hashlib.sha256()
-    for file in checkpoint.weight_files:
-        with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
 
 
 @contextmanager
@@ -143,14 +68,31 @@ def _no_gguf_bar() -> Iterator[None]:
 
 
 def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
-    """Load the causal language model, untouched, on CPU, in evaluation mode.
+    """Load the causal language model as a whole, untouched, on CPU, in evaluation mode.
 
     Returns:
-        A transformers `PreTrainedModel` whose every weight came from the checkpoint.
+        A transformers `PreTrainedModel`, or what stands in for one around a user's own module;
+        every weight came from the checkpoint.
 
     Raises:
         CheckpointError: If the checkpoint is no causal language model that transformers knows,
             does not load, leaves weights unset or unused, or holds a non-finite weight.
+    """
+    if checkpoint.factory:
+        from headport.export.own_model import own_model
+
+        model = own_model(checkpoint.factory).wrapped().to(dtype)
+    else:
+        model = load_pretrained(checkpoint, dtype)
+    check_finite(checkpoint, model)
+    return model.eval()
+
+
+def load_pretrained(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """Load by transformers; every weight has its place, values are not looked at.
+
+    Raises:
+        CheckpointError: As `load_model`, but for non-finite weights.
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -168,19 +110,21 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> An
             model, info = AutoModelForCausalLM.from_pretrained(
                 checkpoint.folder,
                 dtype=dtype,
-                trust_remote_code=False,
+                trust_remote_code=checkpoint.trust_remote_code,
                 local_files_only=True,
-                use_safetensors=True,
+                use_safetensors=checkpoint.format != "pickle",
+                weights_only=True,
                 output_loading_info=True,
                 **extra,
             )
+        except CheckpointError:
+            raise
         except Exception as error:  # transformers raises many kinds for a broken checkpoint
             raise CheckpointError(
                 f"{checkpoint.name}: transformers cannot load it: {first_line(error)}"
             ) from error
     _check_keys(checkpoint, info)
-    _check_finite(checkpoint, model)
-    return model.eval()
+    return model
 
 
 def first_line(error: BaseException) -> str:
@@ -211,12 +155,21 @@ def _check_architecture(checkpoint: Checkpoint) -> None:
     with quiet_libraries():
         try:
             config = AutoConfig.from_pretrained(
-                checkpoint.folder, trust_remote_code=False, local_files_only=True
+                checkpoint.folder,
+                trust_remote_code=checkpoint.trust_remote_code,
+                local_files_only=True,
             )
         except Exception as error:  # an unknown model_type, broken JSON, or a need for its own code
+            if _brings_code(checkpoint):
+                raise CheckpointError(
+                    f"{checkpoint.name}: it needs Python code of its own, which is not run; read "
+                    "that code, and pass --trust-remote-code if you trust it"
+                ) from error
             raise CheckpointError(
                 f"{checkpoint.name}: its config.json cannot be used: {first_line(error)}"
             ) from error
+    if checkpoint.trust_remote_code and "AutoModelForCausalLM" in _own_classes(config):
+        return
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, ())
     expected = (known,) if isinstance(known, str) else tuple(known)
     declared = tuple(config.architectures or ())
@@ -232,9 +185,21 @@ def _check_architecture(checkpoint: Checkpoint) -> None:
         )
 
 
+def _brings_code(checkpoint: Checkpoint) -> bool:
+    try:
+        config = json.loads((checkpoint.folder / "config.json").read_text("utf-8"))
+    except ValueError:
+        return False
+    return isinstance(config, dict) and bool(config.get("auto_map"))
+
+
+def _own_classes(config: Any) -> dict[str, Any]:
+    return getattr(config, "auto_map", None) or {}
+
+
 def _check_keys(checkpoint: Checkpoint, info: Any) -> None:
     faults = [
-        f"{word}: {', '.join(_names(found))}"
+        f"{word}: {', '.join(some_names(found))}"
         for word, found in (
             ("weights the model needs but the checkpoint lacks", info["missing_keys"]),
             ("weights the model has no place for", info["unexpected_keys"]),
@@ -247,20 +212,38 @@ def _check_keys(checkpoint: Checkpoint, info: Any) -> None:
         raise CheckpointError(f"{checkpoint.name}: does not fit its model; {'; '.join(faults)}")
 
 
-def _names(found: Any, limit: int = 5) -> list[str]:
+def some_names(found: Any, limit: int = 5) -> list[str]:
+    """The first few of many names, for a message."""
     names = sorted(str(item[0] if isinstance(item, tuple) else item) for item in found)
     return names if len(names) <= limit else [*names[:limit], f"and {len(names) - limit} more"]
 
 
-def _check_finite(checkpoint: Checkpoint, model: torch.nn.Module) -> None:
+def _whole(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    return (tensor,)
+
+
+def check_finite(
+    checkpoint: Checkpoint,
+    model: torch.nn.Module,
+    pieces: Callable[[torch.Tensor], Iterable[torch.Tensor]] = _whole,
+) -> None:
+    """Raise `CheckpointError` naming the weights that hold NaN or infinity.
+
+    Args:
+        checkpoint: Named in the message.
+        model: Its parameters are looked at, piece by piece.
+        pieces: Cuts a parameter.
+    """
     broken = []
     for name, parameter in model.named_parameters():
-        low, high = torch.aminmax(parameter.detach())  # NaN comes through both
-        if not (torch.isfinite(low) and torch.isfinite(high)):
-            broken.append(name)
+        for piece in pieces(parameter.detach()):
+            low, high = torch.aminmax(piece)  # NaN comes through both
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                broken.append(name)
+                break
     if broken:
         raise CheckpointError(
-            f"{checkpoint.name}: weights hold NaN or infinity: {', '.join(_names(broken))}"
+            f"{checkpoint.name}: weights hold NaN or infinity: {', '.join(some_names(broken))}"
         )
 
 
@@ -279,7 +262,10 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     with quiet_libraries():
         try:
             tokenizer = AutoTokenizer.from_pretrained(
-                checkpoint.folder, trust_remote_code=False, local_files_only=True, **extra
+                checkpoint.folder,
+                trust_remote_code=checkpoint.trust_remote_code,
+                local_files_only=True,
+                **extra,
             )
         except Exception as error:  # transformers raises many kinds for a missing tokenizer
             raise CheckpointError(

@@ -29,6 +29,7 @@ from headport.export.companions import (
     write_companions,
     write_licence,
 )
+from headport.export.deferred import NotDeferrableError
 from headport.export.description import (
     attention_windows,
     context_length,
@@ -40,14 +41,15 @@ from headport.export.description import (
 from headport.export.head import probe_head
 from headport.export.head_graph import build_head
 from headport.export.hygiene import check_constants
-from headport.export.parity import check_parity, plan_parity, reference_logits
+from headport.export.onnx_weights import unused_parameters
+from headport.export.parity import plan_parity, prove, reference_logits
 from headport.export.precision import convert_model, parameter_bytes
+from headport.export.streamed import Road, load_streamed
 from headport.export.trace import cache_shapes, trace_backbone
 from headport.export.written import check_written
 from headport.graphs import graph_entry, write_graphs
 from headport.manifest import SCHEMA_VERSION, Head, Manifest, Provenance, Stage, Tensor
 from headport.progress import bar
-from headport.selftest import write_selftest
 
 __all__ = ["SUMMARY", "Options", "export", "run"]
 
@@ -58,18 +60,26 @@ _FILES = {"backbone": "backbone.onnx", "head.lm": "head.lm.onnx"}
 # ONNX Runtime otherwise rounds activations to INT8 where it fuses DequantizeLinear and MatMul.
 _SESSION_OPTIONS = {"session.qdq_matmulnbits_accuracy_level": "0"}
 
-_PHASES = 6
+_PHASES = 5
 _UNSTATED_CONTEXT = 64  # tokens tried before a model that states no context length is refused
 
 
 class Options(OptionRecord, frozen=True):
     """Options of `headport export`."""
 
-    model: Annotated[str, positional("Hugging Face folder with safetensors, or a .gguf file")]
+    model: Annotated[
+        str, positional("Hugging Face folder with safetensors, a .gguf file, or module:function")
+    ]
     output: Annotated[Path, option("bundle folder to write", flag="-o", metavar="BUNDLE")]
     dtype: Annotated[
         Literal["fp32", "fp16", "bf16"], option("precision of the weights and of the backbone")
     ] = "fp32"
+    trust_remote_code: Annotated[
+        bool, option("run Python code that the checkpoint brings; read it first")
+    ] = False
+    allow_pickle: Annotated[
+        bool, option("accept pytorch_model.bin, read by torch's weights-only unpickler")
+    ] = False
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -82,7 +92,11 @@ def export(options: Options) -> Bundle:
         OutputError: If the output cannot be written.
         ParityError: If the written files do not answer like the checkpoint.
     """
-    checkpoint = find_checkpoint(options.model)
+    checkpoint = find_checkpoint(
+        options.model,
+        trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle,
+    )
     if options.dtype not in _DTYPES:
         raise ExportError(
             "bf16 was asked for, but ONNX Runtime's CPU kernels do not compute in bfloat16, so "
@@ -93,7 +107,7 @@ def export(options: Options) -> Bundle:
         tokenizer = load_tokenizer(checkpoint)
         # One load serves the reference and the trace: everything the reference has to say is
         # taken down before anything of the model is replaced.
-        model = load_model(checkpoint)
+        model, road = load_streamed(checkpoint)
         phase("asking the reference")
         shapes = cache_shapes(model)
         head = probe_head(model)
@@ -104,7 +118,12 @@ def export(options: Options) -> Bundle:
         phase("tracing")
         if options.dtype != "fp32":
             head = convert_model(model, head, _DTYPES[options.dtype])
-        backbone = trace_backbone(model, shapes)
+        try:
+            backbone = trace_backbone(model, shapes)
+        except NotDeferrableError as error:
+            model, road = load_model(checkpoint), Road("loaded", str(error))
+            head = convert_model(model, head, _DTYPES[options.dtype])
+            backbone = trace_backbone(model, shapes)
         windows = attention_windows(backbone)
         plan.check_windows(windows, max_context)
         phase("writing")
@@ -126,6 +145,8 @@ def export(options: Options) -> Bundle:
         graphs = {"backbone": backbone, "head.lm": build_head(head, "head.lm")}
         manifest = _write(manifest, graphs, draft)
         report: dict[str, Any] = {
+            "weights": asdict(road),
+            "parameters_in_no_graph": unused_parameters(model, backbone),
             "attention_windows": list(windows),
             "parameter_bytes": parameter_bytes(model, head),
             "tensor_bytes": sum(tensor.length for tensor in manifest.tensors),
@@ -136,11 +157,10 @@ def export(options: Options) -> Bundle:
         phase("comparing with PyTorch")
         preview = draft.preview(manifest)
         check_written(preview)
-        report["parity"] = asdict(check_parity(preview, plan, reference))
+        proof = prove(preview, plan, reference)
+        report["parity"] = asdict(proof.report)
         report["tokenizer_texts"] = check_tokenizer(preview.path, tokenizer)
-        phase("self-test")
-        manifest = write_selftest(preview)
-        return draft.commit(_with_stage(manifest, options, report))
+        return draft.commit(_with_stage(proof.manifest, options, report))
 
 
 @contextmanager
@@ -164,7 +184,7 @@ def _vocabulary_rows(model: Any) -> int:
 
 def _window_hint(model: Any) -> tuple[int, ...]:
     window = getattr(model.config.get_text_config(), "sliding_window", None)
-    return (window,) if isinstance(window, int) else ()
+    return (*getattr(model, "windows", ()), *((window,) if isinstance(window, int) else ()))
 
 
 def _provenance(checkpoint: Checkpoint) -> Provenance:

@@ -75,7 +75,7 @@ def write_companions(checkpoint: Checkpoint, tokenizer: Any, model: Any, folder:
         saved = Path(scratch)
         tokenizer.save_pretrained(saved)
         model.generation_config.save_pretrained(saved)
-        own = checkpoint.folder if checkpoint.format == "safetensors" else saved
+        own = saved if checkpoint.format == "gguf" else checkpoint.folder
         for name in (_TOKENIZER, *_OPTIONAL):
             source = own if (own / name).is_file() else saved
             if (source / name).is_file():

@@ -8,6 +8,7 @@ parameters are measured by feeding the head chosen hidden states, and checked on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 from headport.errors import ExportError
 from headport.export.checkpoint import run_reference
+from headport.export.deferred import in_memory, same_value
 
 __all__ = ["HeadTransform", "apply_transform", "fit_head", "probe_head"]
 
@@ -53,21 +55,23 @@ def probe_head(model: Any) -> HeadTransform:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
         raise ExportError(f"{name}: one output matrix was expected, found {type(module).__name__}")
-    bias = getattr(module, "bias", None)
-    hidden, _ = _run(model, module, None)
-    if hidden.shape[-1] != weight.shape[1]:
-        raise ExportError(
-            f"{name}: its head maps {hidden.shape[-1]} values, but its matrix is "
-            f"{tuple(weight.shape)}; [vocabulary, hidden size] was expected"
-        )
-    scale, softcap, found_bias = fit_head(
-        lambda h: _run(model, module, h)[1], weight.detach(), bias, hidden, name
-    )
     names = {id(p): n for n, p in model.named_parameters()}
+    weight_name = names.get(id(weight), "lm_head.weight")
     embedding = model.get_input_embeddings().weight
+    with in_memory(module), _backbone_runs_once(model):
+        matrix, bias = module.weight.detach(), getattr(module, "bias", None)
+        hidden, _ = _run(model, module, None)
+        if hidden.shape[-1] != matrix.shape[1]:
+            raise ExportError(
+                f"{name}: its head maps {hidden.shape[-1]} values, but its matrix is "
+                f"{tuple(matrix.shape)}; [vocabulary, hidden size] was expected"
+            )
+        scale, softcap, found_bias = fit_head(
+            lambda h: _run(model, module, h)[1], matrix, bias, hidden, name
+        )
     return HeadTransform(
         weight=weight.detach(),
-        weight_name=names.get(id(weight), "lm_head.weight"),
+        weight_name=weight_name,
         bias=found_bias,
         scale=scale,
         softcap=softcap,
@@ -75,10 +79,32 @@ def probe_head(model: Any) -> HeadTransform:
     )
 
 
+@contextmanager
+def _backbone_runs_once(model: Any) -> Iterator[None]:
+    # Every probe asks the same ids and looks only at what follows the backbone.
+    backbone = getattr(model, "base_model", model)
+    if backbone is model:
+        yield
+        return
+    forward = backbone.forward
+    found: list[Any] = []
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        if not found:
+            found.append(forward(*args, **kwargs))
+        return found[0]
+
+    backbone.forward = once
+    try:
+        yield
+    finally:
+        del backbone.forward
+
+
 def _same(weight: torch.Tensor, embedding: torch.Tensor) -> bool:
     if weight.shape != embedding.shape:
         return False
-    return weight.data_ptr() == embedding.data_ptr() or torch.equal(weight, embedding)
+    return same_value(weight, embedding) or torch.equal(weight, embedding)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from onnx_ir import tensor_adapters
 
 from headport.export.functions import OPSET
 from headport.export.head import HeadTransform
+from headport.export.onnx_weights import weight_tensor
 
 __all__ = ["build_head"]
 
@@ -60,7 +61,7 @@ def build_head(head: HeadTransform, name: str) -> ir.Model:
     hidden = ir.Value(
         name="hidden_states", type=ir.TensorType(kind), shape=ir.Shape(["rows", hidden_size])
     )
-    weight = build.constant(tensor_adapters.TorchTensor(head.weight, name=head.weight_name))
+    weight = build.constant(weight_tensor(head.weight, head.weight_name))
     left, right = hidden, weight
     if kind != ir.DataType.FLOAT:
         left = build.op("Cast", [hidden], "hidden_float", to=ir.DataType.FLOAT)

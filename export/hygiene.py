@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
+from headport.cache_ports import free_dimensions, is_state
 from headport.errors import ExportError
 from headport.export.functions import ATTENTION, DOMAIN, define_functions
+from headport.export.onnx_weights import finite
+from headport.graphs import BlockTensor
 
 __all__ = [
     "check_attention",
     "check_constants",
     "finish_graph",
-    "name_initializers",
     "store_transposed",
 ]
 
+_BLOCK_BYTES = 1 << 24
 _FREE = {
     "input_ids": ("batch", "sequence"),
     "attention_mask": ("batch", "total_sequence"),
@@ -50,46 +54,27 @@ def store_transposed(model: ir.Model) -> None:
 def _transposed(value: ir.Value) -> ir.Value:
     tensor = value.const_value
     assert tensor is not None
-
-    def evaluate() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(tensor.numpy().T), dtype=tensor.dtype)
-
     name = f"{value.name}.transposed"
-    shape = ir.Shape(tuple(reversed(tensor.shape.numpy())))
-    lazy = ir.LazyTensor(evaluate, dtype=tensor.dtype, shape=shape, name=name, cache=False)
-    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=lazy)
+    rows, columns = reversed(tensor.shape.numpy())
+    step = max(1, _BLOCK_BYTES * rows // max(1, tensor.nbytes))
+
+    def pieces() -> Iterator[npt.NDArray[Any]]:
+        source = tensor.numpy()
+        for start in range(0, rows, step):
+            yield finite(np.ascontiguousarray(source[:, start : start + step].T), kind, name)
+
+    kind = tensor.dtype
+    lazy = BlockTensor(pieces, kind, (rows, columns), name)
+    return ir.Value(name=name, type=ir.TensorType(kind), shape=lazy.shape, const_value=lazy)
 
 
-def name_initializers(model: ir.Model, names: Mapping[int, str], prefix: str) -> None:
-    """Give weights the checkpoint's names.
-
-    Args:
-        model: The graph as exported; initialisers hold the model's own tensors.
-        names: Storage address of a parameter → its first name in the model, so that a tied weight
-            has one name whichever module it was traced through.
-        prefix: What the exporter put before each name.
-    """
-    for value in list(model.graph.initializers.values()):
-        raw: Any = getattr(value.const_value, "raw", None)
-        address = raw.data_ptr() if hasattr(raw, "data_ptr") and raw.numel() else None
-        assert value.name is not None
-        name = names.get(address, value.name.removeprefix(prefix)) if address else None
-        if name is None or name == value.name or name in model.graph.initializers:
-            continue
-        del model.graph.initializers[value.name]
-        value.name = name
-        assert value.const_value is not None
-        value.const_value.name = name
-        model.graph.initializers[name] = value
-
-
-def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]]) -> None:
+def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, ...]]) -> None:
     """Make an optimised backbone fit to ship.
 
     Args:
         model: The backbone; changed in place.
-        cache_dims: Name of each cache port (`past_key_values.N.key`, `present.N.key` …) → its
-            heads and size per head.
+        cache_dims: Name of each cache port (`past_key_values.N.key`, `present_conv_states.N` …) →
+            its fixed dimensions, in order: heads and size per head, or all of a state but batch.
     """
     graph = model.graph
     graph.name = "backbone"
@@ -105,14 +90,16 @@ def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]]) -> 
 
 
 def _order_ports(model: ir.Model) -> None:
-    # Caches layer by layer, key before value, as other toolkits list them.
+    # Caches layer by layer, key before value, as other toolkits list them; then states.
     for ports in (model.graph.inputs, model.graph.outputs):
         ports[:] = sorted(ports, key=_port_order)
 
 
-def _port_order(value: ir.Value) -> tuple[int, str]:
-    _, *rest = (value.name or "").split(".")
-    return (int(rest[0]), rest[1]) if rest else (-1, "")
+def _port_order(value: ir.Value) -> tuple[int, int, str]:
+    kind, *rest = (value.name or "").split(".")
+    if not rest:
+        return (0, 0, "")
+    return (2, int(rest[0]), kind) if is_state(kind) else (1, int(rest[0]), rest[1])
 
 
 def _take_batch_from_ids(model: ir.Model) -> None:
@@ -148,7 +135,7 @@ def _type_norms(model: ir.Model) -> None:
         y.type = ir.TensorType(scale.dtype)
 
 
-def _name_dimensions(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]]) -> None:
+def _name_dimensions(model: ir.Model, cache_dims: Mapping[str, tuple[int, ...]]) -> None:
     graph = model.graph
     renamed: dict[str, str] = {}
     for value in (*graph.inputs, *graph.outputs):
@@ -157,9 +144,8 @@ def _name_dimensions(model: ir.Model, cache_dims: Mapping[str, tuple[int, int]])
         if value.name in _FREE:
             new: list[int | str] = [*_FREE[value.name], *(d for d in old[2:] if isinstance(d, int))]
         else:
-            heads, size = cache_dims[value.name]
-            length = "past_sequence" if value.name.startswith("past") else "total_sequence"
-            new = ["batch", heads, length, size]
+            fixed, free = iter(cache_dims[value.name]), free_dimensions(value.name)
+            new = [free[axis] if axis in free else next(fixed) for axis in range(len(old))]
         faults = [(o, n) for o, n in zip(old, new, strict=True) if isinstance(o, int) and o != n]
         if faults:
             raise ExportError(
@@ -212,12 +198,10 @@ def check_attention(model: ir.Model, layers: int, architecture: str) -> None:
 def check_constants(model: ir.Model) -> None:
     """Raise `ExportError` if a floating-point constant is NaN or infinite.
 
-    A value beyond float16's range shows up here in a half-precision graph, as an infinity.
+    Weights that are read when they are written are looked at then.
     """
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if tensor is None or not tensor.dtype.is_floating_point():
+        if tensor is None or isinstance(tensor, BlockTensor):
             continue
-        array: Any = tensor.numpy()
-        if not np.isfinite(array.astype(np.float32, copy=False)).all():
-            raise ExportError(f"{value.name} holds a value that {tensor.dtype.name} cannot hold")
+        finite(tensor.numpy(), tensor.dtype, value.name or "")

@@ -7,7 +7,7 @@ harder test here: every path through the network is as likely as any other.
 
 from __future__ import annotations
 
-import gc
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +17,23 @@ import numpy.typing as npt
 import torch
 
 from headport.bundle import Bundle
-from headport.cache_ports import is_past, present_name
 from headport.errors import ExportError, HeadportError, ParityError
 from headport.export.checkpoint import first_line, run_reference
-from headport.progress import bar
-from headport.runner import Runner, open_runner
-from headport.session import open_session
+from headport.export.staged import run_staged
+from headport.manifest import Manifest
+from headport.progress import track
+from headport.runner import PortableRunner, open_runner
+from headport.selftest import write_selftest
 
-__all__ = ["ParityPlan", "ParityReport", "check_parity", "plan_parity", "reference_logits"]
+__all__ = ["ParityPlan", "ParityReport", "Proof", "plan_parity", "prove", "reference_logits"]
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
+_Cases = dict[str, float]
+
+_WHOLE_BYTES = 640 << 20  # ONNX Runtime holds a graph's weights about twice
+_LOGITS_BYTES = 64 << 20  # a longer row asks only for the logits that are compared
 _STEPS = 6  # tokens decoded one by one after each prompt
 _CHUNK = 5
 _LONG = 640  # tokens; a context or window below this is crossed
@@ -67,9 +72,18 @@ class ParityReport:
     limit: float
     positions: int  # compared per case at most
     max_abs_logit: float  # of the reference
+    pieces: int  # in which the backbone ran, one after the other; 1: as a whole
 
     def __bool__(self) -> bool:
         return bool(self.cases) and all(error <= self.limit for error in self.cases.values())
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was found, and the manifest with the self-test's tolerances."""
+
+    report: ParityReport
+    manifest: Manifest
 
 
 def plan_parity(vocab_size: int, max_context: int, windows: tuple[int, ...]) -> ParityPlan:
@@ -100,56 +114,71 @@ def _scored(length: int) -> Int64:
 def reference_logits(model: Any, plan: ParityPlan) -> list[Float32]:
     """Logits of the reference at the scored positions, one row at a time, [positions, V]."""
     found = []
+    chooses = "logits_to_keep" in inspect.signature(model.forward).parameters
+    size = model.get_output_embeddings().weight.shape[0]
     for row, scored in zip(plan.token_ids, plan.scored, strict=True):
-        ids = torch.from_numpy(row)[None]
-        logits = run_reference(model, input_ids=ids, use_cache=False).logits[0]
-        found.append(logits[torch.from_numpy(scored)].float().numpy())
+        ids, kept = torch.from_numpy(row)[None], torch.from_numpy(scored)
+        if chooses and len(row) * size * 4 > _LOGITS_BYTES:
+            logits = run_reference(model, input_ids=ids, use_cache=False, logits_to_keep=kept)
+            found.append(logits.logits[0].float().numpy())
+        else:
+            logits = run_reference(model, input_ids=ids, use_cache=False).logits[0]
+            found.append(logits[kept].float().numpy())
     return found
 
 
-def check_parity(bundle: Bundle, plan: ParityPlan, reference: list[Float32]) -> ParityReport:
-    """Run the bundle in every way and compare.
+def prove(bundle: Bundle, plan: ParityPlan, reference: list[Float32]) -> Proof:
+    """Run the bundle in every way, compare, and write its self-test.
+
+    A bundle whose weights would take more than `_WHOLE_BYTES` runs piece by piece.
 
     Raises:
         ParityError: If a logit differs by more than rounding explains.
     """
-    largest = max(float(np.abs(rows).max()) for rows in reference)
-    limit = _RELATIVE[bundle.manifest.model.dtype] * max(1.0, largest)
+
+    def work(runner: PortableRunner) -> tuple[_Cases, Manifest]:
+        cases = _run_cases(runner, plan, reference)
+        finite = np.isfinite([*cases.values()]).all()
+        return cases, write_selftest(bundle, runner=runner) if finite else bundle.manifest
+
+    pieces = 1
     try:
-        cases = _run_cases(bundle, plan, reference)
+        if sum(tensor.length for tensor in bundle.manifest.tensors) > _WHOLE_BYTES:
+            (cases, manifest), pieces = run_staged(bundle, work)
+        else:
+            runner = open_runner(bundle)
+            assert isinstance(runner, PortableRunner)
+            cases, manifest = work(runner)
     except HeadportError:
         raise
     except Exception as error:  # ONNX Runtime has no common error class for failing runs
         raise ParityError(
             f"ONNX Runtime cannot run the written files: {first_line(error)}"
         ) from error
-    report = ParityReport(cases, limit, sum(len(s) for s in plan.scored), largest)
+    largest = max(float(np.abs(rows).max()) for rows in reference)
+    limit = _RELATIVE[bundle.manifest.model.dtype] * max(1.0, largest)
+    report = ParityReport(cases, limit, sum(len(s) for s in plan.scored), largest, pieces)
     if not report:
         worst = max(cases, key=lambda name: np.nan_to_num(cases[name], nan=np.inf))
         raise ParityError(
             f"the written files do not answer like the checkpoint: {worst} differs by "
             f"{cases[worst]:.3g} in logits, {limit:.3g} is accepted; nothing was written"
         )
-    return report
+    return Proof(report, manifest)
 
 
-def _run_cases(bundle: Bundle, plan: ParityPlan, reference: list[Float32]) -> dict[str, float]:
-    cases: dict[str, float] = {}
-    with bar(len(_CASES) + 1, "parity", "case") as progress:
-        # The left-padded run needs a session of its own; closed before the runner opens two.
-        padded = _run_left_padded(bundle, plan)
-        gc.collect()
-        progress.update()
-        runner = open_runner(bundle)
-        cases["left_padded"] = _error(runner, plan, reference, padded)
-        for name, run in _CASES.items():
-            cases[name] = _error(runner, plan, reference, run(runner, plan))
-            progress.update()
+def _run_cases(runner: PortableRunner, plan: ParityPlan, reference: list[Float32]) -> _Cases:
+    cases: _Cases = {}
+    for name, run in track(_CASES.items(), "parity", unit="case"):
+        cases[name] = _error(runner, plan, reference, run(runner, plan))
     return cases
 
 
 def _error(
-    runner: Runner, plan: ParityPlan, reference: list[Float32], hidden: list[Float32]
+    runner: PortableRunner,
+    plan: ParityPlan,
+    reference: list[Float32],
+    hidden: list[Float32],
 ) -> float:
     worst = 0.0
     for expected, scored, states in zip(reference, plan.scored, hidden, strict=False):
@@ -168,7 +197,9 @@ def _padded(rows: list[Int64]) -> tuple[Int64, Int64]:
     return ids, lengths
 
 
-def _run_pieces(runner: Runner, rows: tuple[Int64, ...], cuts: list[Int64]) -> list[Float32]:
+def _run_pieces(
+    runner: PortableRunner, rows: tuple[Int64, ...], cuts: list[Int64]
+) -> list[Float32]:
     # cuts[i][b]: tokens row b has seen after step i; gives hidden states per row, [n, H].
     cache = runner.new_cache(len(rows), max(len(row) for row in rows))
     found: list[list[Float32]] = [[] for _ in rows]
@@ -182,63 +213,49 @@ def _run_pieces(runner: Runner, rows: tuple[Int64, ...], cuts: list[Int64]) -> l
     return [np.concatenate(parts) for parts in found]
 
 
-def _prefill_and_decode(runner: Runner, plan: ParityPlan) -> list[Float32]:
+def _prefill_and_decode(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:
     return _run_pieces(runner, plan.token_ids, [plan.prompts + i for i in range(_STEPS + 1)])
 
 
-def _chunked(runner: Runner, plan: ParityPlan) -> list[Float32]:
+def _chunked(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:
     lengths = np.array([len(row) for row in plan.token_ids])
     steps = range(_CHUNK, int(lengths.max()) + _CHUNK, _CHUNK)
     return _run_pieces(runner, plan.token_ids, [np.minimum(lengths, n) for n in steps])
 
 
-def _alone(runner: Runner, plan: ParityPlan) -> list[Float32]:
+def _alone(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:
     return [_run_pieces(runner, (row,), [np.array([len(row)])])[0] for row in plan.token_ids]
 
 
-def _one_by_one(runner: Runner, plan: ParityPlan) -> list[Float32]:
+def _one_by_one(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:
     lengths = np.array([min(len(row), 24) for row in plan.token_ids])
     cuts = [np.minimum(lengths, n) for n in range(1, int(lengths.max()) + 1)]
     rest = np.array([len(row) for row in plan.token_ids])
     return _run_pieces(runner, plan.token_ids, [*cuts, rest] if rest.max() > 24 else cuts)
 
 
-_CASES: dict[str, Callable[[Runner, ParityPlan], list[Float32]]] = {
+def _left_padded(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:
+    # The portable graph must also serve callers that pad on the left.
+    rows, prompts = plan.token_ids, plan.prompts
+    width = int(prompts.max())
+    cache = runner.new_cache(len(rows), width + _STEPS)
+    ids = np.zeros((len(rows), width), np.int64)
+    for b, n in enumerate(prompts):
+        ids[b, width - n :] = rows[b][:n]
+    states = runner.append(cache, ids, np.arange(width) >= width - prompts[:, None])
+    found = [[states[b, width - n :]] for b, n in enumerate(prompts)]
+    for step in range(_STEPS):
+        ids = np.array([[row[n + step]] for row, n in zip(rows, prompts, strict=True)])
+        states = runner.append(cache, ids, np.ones(ids.shape, np.bool_))
+        for b in range(len(rows)):
+            found[b].append(states[b])
+    return [np.concatenate(parts) for parts in found]
+
+
+_CASES: dict[str, Callable[[PortableRunner, ParityPlan], list[Float32]]] = {
+    "left_padded": _left_padded,
     "ragged_prefill_and_decode": _prefill_and_decode,
     "chunked": _chunked,
     "alone": _alone,
     "one_by_one": _one_by_one,
 }
-
-
-def _run_left_padded(bundle: Bundle, plan: ParityPlan) -> list[Float32]:
-    # The portable graph must also serve callers that pad on the left.
-    manifest = bundle.manifest
-    graph = next(g for g in manifest.graphs.values() if g.role == "backbone")
-    session = open_session(bundle.path / graph.file, manifest.session_options)
-    rows, prompts = plan.token_ids, plan.prompts
-    width = int(prompts.max())
-    ids = np.zeros((len(rows), width), np.int64)
-    mask = np.zeros((len(rows), width), np.int64)
-    for b, n in enumerate(prompts):
-        ids[b, width - n :] = rows[b][:n]
-        mask[b, width - n :] = 1
-    sizes = {"batch": len(rows), "past_sequence": 0}
-    past: dict[str, npt.NDArray[Any]] = {
-        port.name: np.zeros(
-            [d if isinstance(d, int) else sizes[d] for d in port.shape], session.dtype(port.name)
-        )
-        for port in graph.inputs
-        if is_past(port.name)
-    }
-    found: list[list[Float32]] = [[] for _ in rows]
-    for step in range(_STEPS + 1):
-        values = session.run({"input_ids": ids, "attention_mask": mask, **past})
-        states = values["hidden_states"].astype(np.float32, copy=False)
-        for b, n in enumerate(prompts):
-            found[b].append(states[b, width - n :] if step == 0 else states[b])
-        past = {name: values[present_name(name)] for name in past}
-        if step < _STEPS:
-            ids = np.array([[row[n + step]] for row, n in zip(rows, prompts, strict=True)])
-            mask = np.concatenate([mask, np.ones((len(rows), 1), np.int64)], axis=1)
-    return [np.concatenate(parts) for parts in found]

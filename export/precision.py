@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from headport.export.deferred import DeferredTensor, recording, replace_deferred
 from headport.export.head import HeadTransform
 
 __all__ = ["convert_model", "parameter_bytes"]
@@ -23,8 +24,12 @@ def convert_model(model: Any, head: HeadTransform, dtype: torch.dtype) -> HeadTr
         for prefix, module in model.named_modules()
         for name in module._non_persistent_buffers_set
     }
+    with recording():
+        replace_deferred(model, lambda weight: weight.to(dtype))
     with torch.no_grad():
         for parameter in model.parameters():
+            if isinstance(parameter, DeferredTensor):
+                continue
             parameter.data = parameter.data.to(dtype)
         for name, buffer in model.named_buffers():
             if name not in computed and buffer.is_floating_point():
@@ -35,8 +40,8 @@ def convert_model(model: Any, head: HeadTransform, dtype: torch.dtype) -> HeadTr
 
 def parameter_bytes(model: Any, head: HeadTransform) -> int:
     """Bytes of the model's parameters, each storage once, and equal head and embedding once."""
-    unique = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
-    embedding = model.get_input_embeddings().weight
-    if head.tied and head.weight.data_ptr() != embedding.data_ptr():
-        del unique[head.weight.data_ptr()]
+    unique = {id(p): p.numel() * p.element_size() for p in model.parameters()}
+    output, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    if head.tied and output is not embedding:
+        del unique[id(output)]
     return sum(unique.values())

@@ -1,37 +1,39 @@
-"""From a PyTorch model to the portable backbone: token ids → hidden states, with a KV cache."""
+"""From a PyTorch model to the portable backbone: token ids → hidden states, with a cache."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import (
-    CommonSubexpressionEliminationPass,
-    LiftConstantsToInitializersPass,
-    RemoveUnusedNodesPass,
-)
-from onnxscript.optimizer import fold_constants, optimize
-from onnxscript.rewriter.onnx_fusions import fuse
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch._subclasses import fake_tensor
 
 from headport.errors import ExportError
-from headport.export.attention import TracedCache, one_attention
+from headport.export.adapters import adapted, cached_sizes, check_family, expanded_layers
+from headport.export.attention import one_attention
 from headport.export.checkpoint import first_line, quiet_libraries, run_reference
-from headport.export.functions import DOMAIN, OPSET, POSITIONS
-from headport.export.hygiene import (
-    check_attention,
-    finish_graph,
-    name_initializers,
-    store_transposed,
-)
-from headport.export.lighten import skip_decompositions
+from headport.export.deferred import NotDeferrableError
+from headport.export.experts import one_op_per_layer
+from headport.export.functions import DOMAIN, POSITIONS
+from headport.export.hygiene import check_attention, finish_graph, store_transposed
+from headport.export.onnx_weights import bind_weights, fake_weights
+from headport.export.recurrent import RecurrentCache, one_recurrence
+from headport.export.recurrent_gemma import module_states, states_in_modules
+from headport.export.states import StateShape, layer_states
+from headport.export.translate import optimize_graph, translate
 
 __all__ = ["CacheShape", "cache_shapes", "trace_backbone"]
 
-# Operators the exporter has no translation for → what they mean for the model.
-_UNTRANSLATED = {"grouped_mm": "mixture-of-experts layers cannot be exported yet"}
+# What tracing raises where model code asks for a value of a fake weight.
+_NEED_VALUES = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+)
 # Sizes of the traced example: all different, none 1, so that no two dimensions are taken for one.
 _BATCH, _SEQUENCE, _PAST = 2, 3, 5
 
@@ -43,54 +45,81 @@ class CacheShape:
     heads: int
     key_size: int
     value_size: int
+    layer: int = 0  # of the model; a hybrid's other layers have none
 
 
-def cache_shapes(model: Any) -> tuple[CacheShape, ...]:
-    """What each layer keeps per token, read off a cache that the model itself has filled.
+def cache_shapes(model: Any) -> tuple[CacheShape | StateShape, ...]:
+    """What each layer keeps, read off a cache that the model itself has filled.
 
     Raises:
-        ExportError: If a layer keeps something other than the keys and values of its tokens.
+        ExportError: If a layer keeps something other than the keys and values of its tokens, and
+            states of a fixed size.
     """
     from transformers import DynamicCache
+    from transformers.cache_utils import DummyLayer
 
+    check_family(model)
+    sizes = cached_sizes(model)
+    if sizes and _cache_argument(model) is None:
+        return tuple(CacheShape(*size, layer) for layer, size in sorted(sizes.items()))
     cache, tokens = DynamicCache(config=model.config), 2
     ids = torch.zeros((1, tokens), dtype=torch.int64)
-    run_reference(model, input_ids=ids, use_cache=True, **{_cache_argument(model): cache})
-    shapes = []
+    run_reference(model, input_ids=ids, **_cache_arguments(model, cache))
+    shapes: list[CacheShape | StateShape] = []
+    own_states = module_states(model)
     for index, layer in enumerate(cache.layers):
+        states = [*layer_states(layer, index), *own_states.get(index, ())]
+        shapes += states
         key, value = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if key is None and (states or isinstance(layer, DummyLayer)):
+            continue
         if not isinstance(key, torch.Tensor) or not isinstance(value, torch.Tensor):
             raise ExportError(
                 f"{type(model).__name__}: layer {index} keeps a {type(layer).__name__}, not keys "
-                "and values; models with recurrent state cannot be exported yet"
+                "and values or states of a fixed size; this architecture is not supported yet"
             )
         if key.dim() != 4 or key.shape[2] != tokens or value.shape[:3] != key.shape[:3]:
             raise ExportError(
                 f"{type(model).__name__}: layer {index} caches shapes {tuple(key.shape)} and "
                 f"{tuple(value.shape)}; [batch, heads, tokens, size] was expected"
             )
-        shapes.append(CacheShape(key.shape[1], key.shape[3], value.shape[3]))
+        size = sizes.get(index, (key.shape[1], key.shape[3], value.shape[3]))
+        shapes.append(CacheShape(*size, index))
     if not shapes:
-        raise ExportError(f"{type(model).__name__}: the model fills no KV cache")
+        raise ExportError(f"{type(model).__name__}: the model fills no cache")
     return tuple(shapes)
 
 
-def _cache_argument(model: Any) -> str:
+def _cache_argument(model: Any) -> str | None:
     names = inspect.signature(model.forward).parameters
     for name in ("cache", "past_key_values"):
         if name in names:
             return name
-    raise ExportError(f"{type(model).__name__}: its forward takes no KV cache")
+    if cached_sizes(model):
+        return None  # adapters bring the cache
+    raise ExportError(
+        f"{type(model).__name__}: its forward takes no cache of transformers' kind (cache or "
+        "past_key_values was looked for); what it keeps of the past cannot be exported"
+    )
+
+
+def _cache_arguments(model: Any, cache: Any) -> dict[str, Any]:
+    name = _cache_argument(model)
+    return {} if name is None else {name: cache, "use_cache": True}
 
 
 class _Backbone(torch.nn.Module):
     """The model as a function of tensors, ending where its head begins."""
 
-    def __init__(self, model: Any, active: Any) -> None:
+    def __init__(
+        self, model: Any, active: Any, layers: Sequence[int], states: Sequence[StateShape]
+    ) -> None:
         super().__init__()
         self.model = model
         self._active = active
-        self._cache_argument = _cache_argument(model)
+        self._layers = layers
+        self._states = states
+        self._expanded = expanded_layers(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def forward(
@@ -99,10 +128,20 @@ class _Backbone(torch.nn.Module):
         attention_mask: torch.Tensor,
         past_keys: list[torch.Tensor],
         past_values: list[torch.Tensor],
-    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-        cache = TracedCache(past_keys, past_values, attention_mask)
+        past_states: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        cache = RecurrentCache(
+            past_keys,
+            past_values,
+            attention_mask,
+            layers=self._layers,
+            states=self._states,
+            past_states=past_states,
+            input_ids=input_ids,
+        )
+        cache.expanded = self._expanded
         self._active.set(cache)
-        arguments: dict[str, Any] = {self._cache_argument: cache}
+        arguments = _cache_arguments(self.model, cache)
         if self._takes_positions:
             arguments["position_ids"] = torch.onnx.ops.symbolic(
                 f"{DOMAIN}::{POSITIONS}",
@@ -116,21 +155,19 @@ class _Backbone(torch.nn.Module):
             lambda _module, inputs: seen.append(inputs[0])
         )
         try:
-            self.model(
-                input_ids=input_ids, attention_mask=attention_mask, use_cache=True, **arguments
-            )
+            self.model(input_ids=input_ids, attention_mask=attention_mask, **arguments)
         finally:
             hook.remove()
         _check_reached(seen, cache)
-        layers = range(len(past_keys))
         return (
             seen[0],
-            [cache.present[i][0] for i in layers],
-            [cache.present[i][1] for i in layers],
+            [cache.present[i][0] for i in self._layers],
+            [cache.present[i][1] for i in self._layers],
+            [cache.present_states[s.kind, s.layer] for s in self._states],
         )
 
 
-def _check_reached(seen: list[torch.Tensor], cache: TracedCache) -> None:
+def _check_reached(seen: list[torch.Tensor], cache: RecurrentCache) -> None:
     if len(seen) != 1:
         raise ExportError(f"its head module ran {len(seen)} times, once was expected")
     missing = len(cache) - len(cache.present)
@@ -139,110 +176,100 @@ def _check_reached(seen: list[torch.Tensor], cache: TracedCache) -> None:
             f"{missing} of {len(cache)} layers compute attention by themselves instead of "
             "through transformers' attention interface; this architecture is not supported yet"
         )
+    if cache.missing():
+        raise ExportError(
+            f"{', '.join(cache.missing())}: computed by the layer itself instead of through "
+            "transformers' convolution and scan functions; this architecture is not supported yet"
+        )
 
 
-def trace_backbone(model: Any, shapes: tuple[CacheShape, ...]) -> ir.Model:
+def trace_backbone(model: Any, shapes: tuple[CacheShape | StateShape, ...]) -> ir.Model:
     """Export everything before the head as one graph.
 
     Inputs input_ids [batch, sequence], attention_mask [batch, total_sequence], and per layer
-    past_key_values.N.key / .value [batch, KV, past_sequence, D]; outputs hidden_states
-    [batch, sequence, H] and present.N.key / .value [batch, KV, total_sequence, D].
+    past_key_values.N.key / .value [batch, KV, past_sequence, D] or states, as `StateShape` names
+    them; outputs hidden_states [batch, sequence, H], present.N.key / .value
+    [batch, KV, total_sequence, D] and the next states.
 
     Raises:
         ExportError: If the model cannot be traced faithfully.
+        NotDeferrableError: If tracing needs the value of a weight that is deferred.
     """
-    layers = len(shapes)
+    attention = [s for s in shapes if isinstance(s, CacheShape)]
+    states = [s for s in shapes if isinstance(s, StateShape)]
+    layers = [s.layer for s in attention]
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     arguments = (
         torch.ones((_BATCH, _SEQUENCE), dtype=torch.int64),
         torch.ones((_BATCH, _PAST + _SEQUENCE), dtype=torch.int64),
-        [torch.zeros((_BATCH, s.heads, _PAST, s.key_size), dtype=dtype) for s in shapes],
-        [torch.zeros((_BATCH, s.heads, _PAST, s.value_size), dtype=dtype) for s in shapes],
+        [torch.zeros((_BATCH, s.heads, _PAST, s.key_size), dtype=dtype) for s in attention],
+        [torch.zeros((_BATCH, s.heads, _PAST, s.value_size), dtype=dtype) for s in attention],
+        [s.zeros(_BATCH, dtype) for s in states],
     )
     # All caches share one symbol for the past: the fewer symbols, the faster the tracer.
     batch, past = torch.export.Dim("batch"), torch.export.Dim("past")
     new = torch.export.Dim("new")
-    cached = [{0: batch, 2: past}] * layers
-    dynamic = ({0: batch, 1: new}, {0: batch, 1: torch.export.Dim("total")}, cached, cached)
+    cached = [{0: batch, 2: past}] * len(layers)
+    kept = [{0: batch}] * len(states)
+    total = torch.export.Dim("total")
+    dynamic = ({0: batch, 1: new}, {0: batch, 1: total}, cached, cached, kept)
     kinds = ("key", "value")
-    inputs = [f"past_key_values.{i}.{kind}" for kind in kinds for i in range(layers)]
+    inputs = [f"past_key_values.{i}.{kind}" for kind in kinds for i in layers]
+    inputs += [s.past for s in states]
     outputs = ["hidden_states"]
-    outputs += [f"present.{i}.{kind}" for kind in kinds for i in range(layers)]
+    outputs += [f"present.{i}.{kind}" for kind in kinds for i in layers]
+    outputs += [s.present for s in states]
     try:
-        with torch.no_grad(), quiet_libraries(), one_attention(model) as active:
-            program = torch.export.export(
-                _Backbone(model, active), arguments, dynamic_shapes=dynamic, strict=False
-            )
-        _check_operators(program)
-        exported = _translate(program, ["input_ids", "attention_mask", *inputs], outputs)
+        with (
+            torch.no_grad(),
+            quiet_libraries(),
+            fake_weights(model),
+            one_attention(model) as active,
+        ):
+            module = _Backbone(model, active, layers, states)
+            with (
+                one_recurrence(model, active),
+                states_in_modules(model),
+                adapted(model),
+                one_op_per_layer(model),
+            ):
+                program = torch.export.export(
+                    module, arguments, dynamic_shapes=dynamic, strict=False
+                )
+        exported = translate(program, ["input_ids", "attention_mask", *inputs], outputs)
     except Exception as error:  # the exporter wraps whatever model code raises
         cause = _cause(error)
         name = type(model).__name__
         if isinstance(cause, ExportError):
             raise ExportError(f"{name}: {cause}") from error
+        if isinstance(cause, _NEED_VALUES):
+            raise NotDeferrableError(f"tracing it needs values: {first_line(cause)}") from error
         raise ExportError(f"{name} cannot be traced: {first_line(cause)}") from error
     # A graph remembers values it has lost and the rewriter's rules the last graph they saw, so
     # whatever stays in either would keep the model's memory: a clone starts without a past.
-    backbone: ir.Model = exported.model.clone()
-    names = {p.data_ptr(): name for name, p in model.named_parameters() if p.numel()}
-    name_initializers(backbone, names, prefix="model.")
+    backbone: ir.Model = exported.clone()
+    RemoveUnusedNodesPass()(backbone)
+    bind_weights(backbone, model, prefix="model.")
     weights = list(backbone.graph.initializers.values())
     store_transposed(backbone)
-    _optimize(backbone)
+    optimize_graph(backbone)
     for value in weights:
         if backbone.graph.initializers.get(value.name or "") is not value:
             value.const_value = None
     finish_graph(backbone, _cache_dims(shapes))
-    check_attention(backbone, layers, type(model).__name__)
+    check_attention(backbone, len(layers), type(model).__name__)
     return backbone
 
 
-def _check_operators(program: torch.export.ExportedProgram) -> None:
-    for node in program.graph.nodes:
-        for part, reason in _UNTRANSLATED.items():
-            if part in str(node.target):
-                raise ExportError(reason)
-
-
-def _optimize(model: ir.Model) -> None:
-    # The exporter writes shape arithmetic once per layer; merging it first leaves the optimiser,
-    # whose time grows with the square of the graph, a fraction of its work.
-    RemoveUnusedNodesPass()(model)
-    CommonSubexpressionEliminationPass()(model)
-    optimize(model, num_iterations=1)
-    fold_constants(model)  # what the first round uncovered
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    RemoveUnusedNodesPass()(model)
-    fuse(model)
-
-
-def _translate(program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str]) -> Any:
-    def attempt() -> Any:
-        with torch.no_grad(), quiet_libraries():
-            return torch.onnx.export(
-                program,
-                (),
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=inputs,
-                output_names=outputs,
-                optimize=False,
-                verbose=False,
-            )
-
-    if skip_decompositions(program):
-        try:
-            return attempt()
-        except torch.onnx.OnnxExporterError:
-            del program.run_decompositions  # the class's own method again
-    return attempt()
-
-
-def _cache_dims(shapes: tuple[CacheShape, ...]) -> dict[str, tuple[int, int]]:
-    dims = {}
-    for i, shape in enumerate(shapes):
+def _cache_dims(shapes: tuple[CacheShape | StateShape, ...]) -> dict[str, tuple[int, ...]]:
+    dims: dict[str, tuple[int, ...]] = {}
+    for shape in shapes:
+        if isinstance(shape, StateShape):
+            dims[shape.past] = dims[shape.present] = shape.dims
+            continue
         for kind, size in (("key", shape.key_size), ("value", shape.value_size)):
-            dims[f"past_key_values.{i}.{kind}"] = dims[f"present.{i}.{kind}"] = (shape.heads, size)
+            name = f"{shape.layer}.{kind}"
+            dims[f"past_key_values.{name}"] = dims[f"present.{name}"] = (shape.heads, size)
     return dims
 
 

@@ -181,10 +181,11 @@ def test_nothing_forbidden_is_reached_through_others(module):
     assert not {n: by for n, by in reached.items() if within(n, CHAINS[module])}
 
 
-def test_the_reference_process_uses_one_export_module_only():
+def test_the_reference_process_uses_what_loads_a_model_only():
     reached = closure("headport.validate.reference")
     used = {n for n in reached if within(n, ["headport.export"])}
-    assert used <= {"headport.export", "headport.export.checkpoint"}
+    loading = {f"headport.export.{name}" for name in ("checkpoint", "source", "own_model")}
+    assert used <= {"headport.export", *loading}
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -26,6 +26,7 @@ from headport.export.checkpoint import (
     load_model,
     load_tokenizer,
 )
+from headport.validate.other_path import OtherPath
 from headport.validate.report import ReferenceFacts
 from headport.validate.wire import (
     Answer,
@@ -67,6 +68,13 @@ class _HeadWatch:
     def _see(self, _module: Any, args: Any, output: Any) -> None:
         self.input, self.output = args[0], output
 
+    def hidden_states(self) -> Float32 | None:
+        """What went into the matrix last, [T, H]; None for a head that is not watched."""
+        if self.input is None:
+            return None
+        found: Float32 = self.input.reshape(-1, self.input.shape[-1]).float().numpy()
+        return np.ascontiguousarray(found)
+
     def product_bound(self) -> Float64:
         """Bound on the rounding of a difference of two products, per position [B, T].
 
@@ -99,14 +107,25 @@ class _HeadWatch:
 class Reference:
     """The loaded PyTorch model, as a causal language model in float32."""
 
-    def __init__(self, model: str) -> None:
-        checkpoint = find_checkpoint(model)
+    def __init__(self, model: str, *flags: str) -> None:
+        checkpoint = find_checkpoint(
+            model,
+            trust_remote_code="--trust-remote-code" in flags,
+            allow_pickle="--allow-pickle" in flags,
+        )
         self._tokenizer = load_tokenizer(checkpoint)
         self._model = load_model(checkpoint, dtype=torch.float32)
         self._watch = _HeadWatch(self._model)
         self._slope: float | None = None
         vocab_size = self._probe()
-        self.ready = Ready(self._facts(checkpoint, vocab_size), self._slope)
+        self._other = OtherPath(self._model)
+        states = self._watch.hidden_states()
+        self.ready = Ready(
+            self._facts(checkpoint, vocab_size),
+            self._slope,
+            self._other.name,
+            0 if states is None else states.shape[1],
+        )
 
     def _probe(self) -> int:
         size = int(self._model.get_input_embeddings().weight.shape[0])
@@ -146,19 +165,28 @@ class Reference:
         # A broken model has no norms; its logits say so, and JSON knows no NaN.
         return np.nan_to_num(self._watch.product_bound() * self._slope)
 
-    def encode(self, texts: tuple[str, ...]) -> Encoded:
+    def encode(self, texts: tuple[str, ...], special_tokens: bool = True) -> Encoded:
         """Token ids as the checkpoint's tokenizer gives them by default."""
-        return Encoded(tuple(tuple(self._tokenizer(text)["input_ids"]) for text in texts))
+        more = {} if special_tokens else {"add_special_tokens": False}
+        return Encoded(tuple(tuple(self._tokenizer(text, **more)["input_ids"]) for text in texts))
 
-    def score(self, token_ids: tuple[int, ...]) -> tuple[Scored, Float32]:
-        """Logits after each token, [T, V], and their announcement."""
+    def score(self, request: Score) -> tuple[Scored, tuple[Float32, ...]]:
+        """The announcement; what goes into the head [T, H], if asked for, and logits [T, V]."""
         started = time.perf_counter()
+        token_ids = torch.tensor([request.token_ids])
         with torch.inference_mode():
-            output = self._model(input_ids=torch.tensor([token_ids]), use_cache=False)
-            logits: Float32 = output.logits[0].float().contiguous().numpy()
-            bound = self._bound(output.logits)[0]
+            if request.other_path:
+                found = self._other.logits(token_ids)
+                bound = np.zeros(found.shape[1])  # its head may have run in parts
+            else:
+                found = self._model(input_ids=token_ids, use_cache=False).logits
+                bound = self._bound(found)[0]
+            logits: Float32 = found[0].float().contiguous().numpy()
         seconds = time.perf_counter() - started
-        return Scored(len(logits), logits.shape[1], tuple(bound.tolist()), seconds), logits
+        hidden = self._watch.hidden_states() if request.hidden else None
+        size = 0 if hidden is None else hidden.shape[1]
+        answer = Scored(len(logits), logits.shape[1], size, tuple(bound.tolist()), seconds)
+        return answer, (logits,) if hidden is None else (hidden, logits)
 
     def continue_greedily(self, prompts: tuple[tuple[int, ...], ...], steps: int) -> Continued:
         """Greedy tokens, ties by lowest id, end-of-text tokens not heeded."""
@@ -193,12 +221,12 @@ class _Writer:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._queue: queue.Queue[tuple[Answer, Float32 | None] | None] = queue.Queue(maxsize=1)
+        self._queue: queue.Queue[tuple[Answer, tuple[Float32, ...]] | None] = queue.Queue(maxsize=1)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def put(self, answer: Answer, logits: Float32 | None = None) -> None:
-        self._queue.put((answer, logits))
+    def put(self, answer: Answer, arrays: tuple[Float32, ...] = ()) -> None:
+        self._queue.put((answer, arrays))
 
     def close(self) -> None:
         self._queue.put(None)
@@ -208,9 +236,9 @@ class _Writer:
         try:
             while (item := self._queue.get()) is not None:
                 write_message(self._stream, item[0])
-                if item[1] is not None:
-                    self._stream.write(item[1].astype("<f4", copy=False).data.cast("B"))
-                    self._stream.flush()
+                for array in item[1]:
+                    self._stream.write(array.astype("<f4", copy=False).data.cast("B"))
+                self._stream.flush()
         except OSError:  # nobody listens any more
             os._exit(1)
 
@@ -222,10 +250,10 @@ def _serve(reference: Reference, requests: IO[bytes], writer: _Writer) -> None:
 
 def _answer(reference: Reference, request: Request, writer: _Writer) -> None:
     match request:
-        case Score(token_ids):
-            writer.put(*reference.score(token_ids))
-        case Encode(texts):
-            writer.put(reference.encode(texts))
+        case Score():
+            writer.put(*reference.score(request))
+        case Encode(texts, special_tokens):
+            writer.put(reference.encode(texts, special_tokens))
         case ContinueGreedily(token_ids, steps):
             writer.put(reference.continue_greedily(token_ids, steps))
 
@@ -237,7 +265,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(2, 1)
     writer = _Writer(answers)
     try:
-        reference = Reference(arguments[0])
+        reference = Reference(*arguments)
         writer.put(reference.ready)
         _serve(reference, sys.stdin.buffer, writer)
     except HeadportError as error:

@@ -52,6 +52,7 @@ class ScoredBlock:
     start: int  # first position, in the window
     logits: Float32  # [N, V]
     near_tie_bound: Float64  # [N]
+    hidden: Float32 | None = None  # [N, H], what goes into the head, where it was asked for
 
 
 class ReferenceProcess:
@@ -61,8 +62,11 @@ class ReferenceProcess:
     before it was read; then both sides compute at the same time.
     """
 
-    def __init__(self, model: str, threads: int = 1) -> None:
-        """Start loading `model` at once; `threads` < 1 counts as 1."""
+    def __init__(self, model: str, threads: int = 1, *flags: str) -> None:
+        """Start loading `model` at once; `threads` < 1 counts as 1.
+
+        `flags` are --trust-remote-code and --allow-pickle, as `headport export` takes them.
+        """
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         environment = os.environ | {
             "OMP_NUM_THREADS": str(max(1, threads)),
@@ -71,7 +75,7 @@ class ReferenceProcess:
             "HF_HUB_OFFLINE": "1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headport.validate.reference", model],
+            [sys.executable, "-m", "headport.validate.reference", model, *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -113,14 +117,24 @@ class ReferenceProcess:
             self._ready = self._receive(Ready)
         return self._ready
 
-    def encode(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    def encode(
+        self, texts: Sequence[str], special_tokens: bool = True
+    ) -> tuple[tuple[int, ...], ...]:
         """Token ids of texts as the checkpoint's own tokenizer gives them."""
-        self._send(Encode(tuple(texts)))
+        self._send(Encode(tuple(texts), special_tokens))
         return self._receive(Encoded).token_ids
 
-    def ask_score(self, token_ids: Int64) -> None:
-        """Ask for the logits of a window; `read_score` gets them."""
-        self._send(Score(tuple(token_ids.tolist())))
+    def ask_score(
+        self, token_ids: Int64, *, hidden: bool = False, other_path: bool = False
+    ) -> None:
+        """Ask for the logits of a window; `read_score` gets them.
+
+        Args:
+            token_ids: [T].
+            hidden: Whether to ask for what goes into the head too.
+            other_path: Whether to take the second code path.
+        """
+        self._send(Score(tuple(token_ids.tolist()), hidden, other_path))
 
     def read_score(self, rows: int) -> Iterator[ScoredBlock]:
         """The oldest unanswered window, in blocks of at most `rows` positions.
@@ -130,11 +144,16 @@ class ReferenceProcess:
         scored = self._receive(Scored)
         self.seconds += scored.seconds
         bound = np.array(scored.near_tie_bound)
+        hidden = np.empty((scored.rows, scored.hidden_size), "<f4")
+        if scored.hidden_size:
+            self._fill(hidden.data.cast("B"))
         buffer = np.empty((min(rows, scored.rows), scored.vocab_size), "<f4")
         for start in range(0, scored.rows, rows):
             block = buffer[: min(rows, scored.rows - start)]
             self._fill(block.data.cast("B"))
-            yield ScoredBlock(start, block, bound[start : start + rows])
+            inside = slice(start, start + len(block))
+            states = hidden[inside] if scored.hidden_size else None
+            yield ScoredBlock(start, block, bound[inside], states)
 
     def ask_greedy(self, prompts: Int64, steps: int) -> None:
         """Ask for greedy continuations of prompts [B, P]; `read_greedy` gets them."""

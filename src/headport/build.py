@@ -22,9 +22,11 @@ SUMMARY = "Run the stages of a recipe: export, quantise, lower."
 class Options(OptionRecord, frozen=True):
     """Options of `headport build`."""
 
-    model: Annotated[str, positional("Hugging Face folder or .gguf file")]
+    model: Annotated[str, positional("Hugging Face folder, .gguf file, or module:function")]
     recipe: Annotated[Path, option("recipe file (TOML)", metavar="FILE")]
     output: Annotated[Path, option("bundle to write", flag="-o", metavar="BUNDLE")]
+    trust_remote_code: Annotated[bool, option("as for export")] = False
+    allow_pickle: Annotated[bool, option("as for export")] = False
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -47,6 +49,12 @@ def build(options: Options) -> Bundle:
             say(f"{stage.name} …")
             chosen = stage.options(recipe.sections[stage.name], source, target, recipe.where)
             chosen = msgspec.structs.replace(chosen, force=options.force and last)
+            if stage.name == "export":
+                chosen = msgspec.structs.replace(
+                    chosen,
+                    trust_remote_code=options.trust_remote_code,
+                    allow_pickle=options.allow_pickle,
+                )
             bundle = stage.run(chosen)
             source = bundle.path
         return bundle

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from headport import __version__
@@ -20,6 +22,7 @@ from headport.session import library_version
 
 __all__ = [
     "INLINE_BYTES",
+    "BlockTensor",
     "add_stage",
     "graph_entry",
     "load_graphs",
@@ -30,6 +33,37 @@ __all__ = [
 INLINE_BYTES = 1024  # smaller vectors and scalars stay inside the .onnx file
 _PAGE_BYTES = 4096  # ONNX Runtime maps external data page-wise; large tensors start on a page
 _CACHE_LINE_BYTES = 64
+
+
+class BlockTensor(ir.LazyTensor):
+    """A tensor that is computed when it is needed, and written without ever being whole.
+
+    Args:
+        blocks: Gives consecutive pieces of the value along its first axis, in bytes as ONNX stores
+            them or as arrays of the element type.
+        dtype: Element type.
+        shape: Dimensions.
+        name: Name.
+    """
+
+    def __init__(
+        self,
+        blocks: Callable[[], Iterable[npt.NDArray[Any]]],
+        dtype: ir.DataType,
+        shape: tuple[int, ...],
+        name: str,
+    ) -> None:
+        super().__init__(self._whole, dtype, ir.Shape(shape), name=name)
+        self.blocks = blocks
+
+    def _whole(self) -> ir.TensorProtocol:
+        value = np.empty(self.shape.numpy(), self.dtype.numpy())
+        rows = value.reshape(-1)
+        done = 0
+        for block in self.blocks():
+            rows[done : done + block.size] = block.reshape(-1)
+            done += block.size
+        return ir.Tensor(value, self.dtype, name=self.name)
 
 
 def load_graphs(bundle: Bundle) -> dict[str, ir.Model]:
@@ -60,21 +94,37 @@ def write_graphs(
     Raises:
         BundleError: If an initialiser has no value.
     """
-    uses: dict[_Key, list[tuple[str, ir.Value]]] = {}
+    store = _Store(folder / "data")
+    waiting: list[tuple[str, ir.Value, ir.TensorProtocol]] = []
     for graph_name, model in models.items():
         for value in _initializers(model):
             tensor = value.const_value
             if tensor is None:
                 raise BundleError(f"{graph_name}: initialiser {value.name} has no value")
             if _lies_outside(tensor):
-                uses.setdefault(_key(tensor), []).append((graph_name, value))
+                waiting.append((graph_name, value, tensor))
             elif isinstance(tensor, ir.ExternalTensor):  # its file stays behind
                 value.const_value = ir.Tensor(tensor.numpy().copy(), tensor.dtype, name=tensor.name)
-    (folder / "data").mkdir()
-    ledger = tuple(_store(key, readers, folder) for key, readers in uses.items())
+    # Only a tensor whose like another graph has as well can be shared, so only those are looked at
+    # before they are written.
+    kinds: dict[tuple[Any, ...], set[str]] = {}
+    for graph_name, _, tensor in waiting:
+        kinds.setdefault(_kind(tensor), set()).add(graph_name)
+    keys = {
+        id(value): (_digest(tensor), *_kind(tensor))
+        for _, value, tensor in waiting
+        if len(kinds[_kind(tensor)]) > 1
+    }
+    graphs_of: dict[tuple[Any, ...], set[str]] = {}
+    for graph_name, value, _ in waiting:
+        if id(value) in keys:
+            graphs_of.setdefault(keys[id(value)], set()).add(graph_name)
+    for graph_name, value, tensor in waiting:
+        shared = len(graphs_of.get(keys.get(id(value), ()), ())) > 1
+        store.put(tensor, value, graph_name, "shared" if shared else graph_name)
     for name, model in models.items():
         ir.save(model, folder / files[name])
-    return ledger
+    return store.ledger()
 
 
 def _initializers(model: ir.Model) -> Iterator[ir.Value]:
@@ -86,45 +136,83 @@ def _lies_outside(tensor: ir.TensorProtocol) -> bool:
     return tensor.nbytes >= INLINE_BYTES or (tensor.nbytes > 0 and len(tensor.shape) >= 2)
 
 
-_Key = tuple[str, str, tuple[int, ...]]  # sha256, dtype, shape
+def _kind(tensor: ir.TensorProtocol) -> tuple[Any, ...]:
+    return tensor.dtype.name, tuple(tensor.shape.numpy())
 
 
-def _key(tensor: ir.TensorProtocol) -> _Key:
-    digest = hashlib.sha256(tensor.tobytes()).hexdigest()
-    return digest, tensor.dtype.name, tuple(tensor.shape.numpy())
+def _pieces(tensor: ir.TensorProtocol) -> Iterator[Any]:
+    # Bytes, or arrays of bytes.
+    if not isinstance(tensor, BlockTensor):
+        yield tensor.tobytes()
+        return
+    for block in tensor.blocks():
+        yield np.ascontiguousarray(block).reshape(-1).view(np.uint8)
 
 
-def _store(key: _Key, readers: list[tuple[str, ir.Value]], folder: Path) -> Tensor:
-    sha256, dtype, shape = key
-    graph_names = {graph for graph, _ in readers}
-    location = f"data/{'shared' if len(graph_names) > 1 else graph_names.pop()}.bin"
-    tensor = readers[0][1].const_value
-    assert tensor is not None
-    align = _PAGE_BYTES if tensor.nbytes >= _PAGE_BYTES else _CACHE_LINE_BYTES
-    with (folder / location).open("ab") as stream:
-        stream.write(b"\0" * (-stream.tell() % align))
-        offset = stream.tell()
-        length = stream.write(tensor.tobytes())
-    for _, value in readers:
+def _digest(tensor: ir.TensorProtocol) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(tensor):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+class _Store:
+    """Files of tensors; equal ones are written once per file."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._entries: dict[tuple[Any, ...], Tensor] = {}
+
+    def put(
+        self, tensor: ir.TensorProtocol, value: ir.Value, graph_name: str, file_name: str
+    ) -> None:
+        location = f"data/{file_name}.bin"
+        consumer = f"{graph_name}:{value.name}"
+        align = _PAGE_BYTES if tensor.nbytes >= _PAGE_BYTES else _CACHE_LINE_BYTES
+        with (self._folder / f"{file_name}.bin").open("ab") as stream:
+            end = stream.tell()
+            sha256, offset, length = _append(stream, tensor, align)
+            key = (location, sha256, *_kind(tensor))
+            if key in self._entries:  # it is there already
+                stream.truncate(end)
+                entry = self._entries[key]
+                consumers = (*entry.consumers, consumer)
+                self._entries[key] = msgspec.structs.replace(entry, consumers=consumers)
+            else:
+                self._entries[key] = Tensor(
+                    name=value.name or "",
+                    sha256=sha256,
+                    dtype=tensor.dtype.name.lower(),
+                    shape=tuple(tensor.shape.numpy()),
+                    file=location,
+                    offset=offset,
+                    length=length,
+                    consumers=(consumer,),
+                )
+        entry = self._entries[key]
         value.const_value = ir.ExternalTensor(
             location,
-            offset,
-            length,
+            entry.offset,
+            entry.length,
             tensor.dtype,
-            shape=ir.Shape(shape),
+            shape=ir.Shape(entry.shape),
             name=value.name or "",
-            base_dir=folder,
+            base_dir=self._folder.parent,
         )
-    return Tensor(
-        name=readers[0][1].name or "",
-        sha256=sha256,
-        dtype=dtype.lower(),
-        shape=shape,
-        file=location,
-        offset=offset,
-        length=length,
-        consumers=tuple(f"{graph}:{value.name}" for graph, value in readers),
-    )
+
+    def ledger(self) -> tuple[Tensor, ...]:
+        return tuple(self._entries.values())
+
+
+def _append(stream: IO[bytes], tensor: ir.TensorProtocol, align: int) -> tuple[str, int, int]:
+    # Gives sha256, offset and length of what was written.
+    stream.write(b"\0" * (-stream.tell() % align))
+    offset, digest = stream.tell(), hashlib.sha256()
+    for piece in _pieces(tensor):
+        digest.update(piece)
+        stream.write(piece)
+    return digest.hexdigest(), offset, stream.tell() - offset
 
 
 def rewrite_bundle(

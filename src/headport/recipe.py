@@ -27,6 +27,9 @@ from headport.errors import UsageError
 
 __all__ = ["STAGES", "Recipe", "StageSpec", "read_recipe"]
 
+# What lets foreign code run is the user's decision, never that of a file he was given.
+_TRUST = ("trust_remote_code", "allow_pickle")
+
 
 @dataclass(frozen=True)
 class StageSpec:
@@ -43,7 +46,7 @@ class StageSpec:
         Raises:
             UsageError: If a key is unknown, reserved for the command line, or ill-typed.
         """
-        reserved = sorted({self.source, "output", "force"} & keys.keys())
+        reserved = sorted({self.source, "output", "force", *_TRUST} & keys.keys())
         if reserved:
             raise UsageError(
                 f"{where}, [{self.name}]: {', '.join(reserved)} belongs on the command line"

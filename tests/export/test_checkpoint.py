@@ -114,7 +114,7 @@ def test_remote_code_stays_off(folder: Path) -> None:
     trap = folder / "configuration_own.py"
     trap.write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
     edit_config(folder, model_type="own", auto_map={"AutoConfig": "configuration_own.OwnConfig"})
-    assert "config.json cannot be used" in refusal(folder)
+    assert "--trust-remote-code if you trust it" in refusal(folder)
     assert not (folder / "ran").exists()
 
 

@@ -13,7 +13,7 @@ from headport.bundle import Bundle
 from headport.errors import ExportError, ParityError
 from headport.export.checkpoint import find_checkpoint, load_model
 from headport.export.functions import ATTENTION
-from headport.export.parity import check_parity, plan_parity, reference_logits
+from headport.export.parity import plan_parity, prove, reference_logits
 from headport.graphs import load_graphs, write_graphs
 from tests.export.conftest import FamilyBundle
 
@@ -118,12 +118,13 @@ def test_faults_are_noticed(
     reference = reference_logits(model, plan)
     damaged = rewritten(bundle, fault, tmp_path)
     if fault is nothing:
-        report = check_parity(damaged, plan, reference)
+        report = prove(damaged, plan, reference).report
         assert report
+        assert report.pieces == 1
         assert len(report.cases) == 5
         return
     with pytest.raises(ParityError, match="do not answer like the checkpoint"):
-        check_parity(damaged, plan, reference)
+        prove(damaged, plan, reference)
 
 
 def test_files_that_cannot_run_are_a_parity_error(
@@ -140,4 +141,4 @@ def test_files_that_cannot_run_are_a_parity_error(
     plan = plan_parity(257, 32, ())
     reference = [np.zeros((len(scored), 257), np.float32) for scored in plan.scored]
     with pytest.raises(ParityError, match="cannot run the written files"):
-        check_parity(rewritten(bundle, fault, tmp_path), plan, reference)
+        prove(rewritten(bundle, fault, tmp_path), plan, reference)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headport.errors import ExportError
-from headport.export import trace
+from headport.export import translate
 from headport.export.checkpoint import find_checkpoint, load_model
 from headport.export.trace import CacheShape, cache_shapes, trace_backbone
 
@@ -33,11 +33,11 @@ def test_a_program_taken_as_it_is_gives_the_same_graph(
     shapes = cache_shapes(model)
     assert shapes == (CacheShape(2, 16, 16),)
     skipped = []
-    skip = trace.skip_decompositions
-    monkeypatch.setattr(trace, "skip_decompositions", lambda p: skipped.append(skip(p)) or True)
+    skip = translate.skip_decompositions
+    monkeypatch.setattr(translate, "skip_decompositions", lambda p: skipped.append(skip(p)) or True)
     quick = trace_backbone(model, shapes)
     assert skipped == [True]
-    monkeypatch.setattr(trace, "skip_decompositions", lambda _: False)
+    monkeypatch.setattr(translate, "skip_decompositions", lambda _: False)
     full = trace_backbone(model, shapes)
     assert operators(quick) == operators(full)
     kinds = [op for op, _ in operators(quick)]
@@ -54,7 +54,7 @@ def test_programs_that_change_their_inputs_are_decomposed() -> None:
             return x.add_(1)
 
     program = torch.export.export(Counter(), (torch.zeros(2),))
-    assert not trace.skip_decompositions(program)
+    assert not translate.skip_decompositions(program)
 
 
 def test_a_model_that_branches_on_its_length_is_refused(tiny_llama: Path) -> None:

@@ -1,0 +1,79 @@
+"""From a traced program to a small ONNX graph: translated, then optimised and fused."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    LiftConstantsToInitializersPass,
+    RemoveUnusedNodesPass,
+)
+from onnxscript.optimizer import fold_constants, optimize
+from onnxscript.rewriter.onnx_fusions import fuse
+
+from headport.errors import ExportError
+from headport.export.checkpoint import quiet_libraries
+from headport.export.functions import OPSET
+from headport.export.lighten import skip_decompositions
+
+__all__ = ["optimize_graph", "translate"]
+
+# Operators the exporter has no translation for → what they mean for the model.
+_UNTRANSLATED = {"grouped_mm": "mixture-of-experts layers cannot be exported yet"}
+
+
+def translate(
+    program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str]
+) -> ir.Model:
+    """Translate a program, operator by operator, into ONNX.
+
+    Args:
+        program: Changed in place.
+        inputs: Names of its inputs, in order.
+        outputs: Names of its outputs, in order.
+
+    Raises:
+        ExportError: If an operator has no translation, where what it means is known.
+        torch.onnx.OnnxExporterError: If an operator has no translation.
+    """
+    for node in program.graph.nodes:
+        for part, reason in _UNTRANSLATED.items():
+            if part in str(node.target):
+                raise ExportError(reason)
+    if skip_decompositions(program):
+        try:
+            return _export(program, inputs, outputs)
+        except torch.onnx.OnnxExporterError:
+            del program.run_decompositions  # the class's own method again
+    return _export(program, inputs, outputs)
+
+
+def _export(
+    program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str]
+) -> ir.Model:
+    with torch.no_grad(), quiet_libraries():
+        exported = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            optimize=False,
+            verbose=False,
+        )
+    assert exported is not None
+    return exported.model
+
+
+def optimize_graph(model: ir.Model) -> None:
+    """Merge, fold and fuse a translated graph, in place."""
+    # The exporter writes shape arithmetic once per layer; merging it first leaves the optimiser,
+    # whose time grows with the square of the graph, a fraction of its work.
+    CommonSubexpressionEliminationPass()(model)
+    optimize(model, num_iterations=1)
+    fold_constants(model)  # what the first round uncovered
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    RemoveUnusedNodesPass()(model)
+    fuse(model)
