@@ -51,13 +51,22 @@ _OWN_ATTENTION = (
 class MaskSpec:
     """What a layer may attend to; travels through the model in place of a mask tensor.
 
-    `window` counts positions, the token itself included; 0 means no window.
+    A mask that cannot be expressed is an error only where a layer uses it: models make masks of
+    every kind they know, also of kinds that none of their layers has.
     """
 
     ndim = 2  # some models look at it before they pass the mask on
 
-    def __init__(self, window: int) -> None:
-        self.window = window
+    def __init__(self, window: int, fault: str = "") -> None:
+        self._window = window
+        self._fault = fault
+
+    @property
+    def window(self) -> int:
+        """Positions a token sees, itself included; 0 for all before it."""
+        if self._fault:
+            raise ExportError(self._fault)
+        return self._window
 
     @classmethod
     def __torch_function__(cls, *_args: Any, **_kwargs: Any) -> Any:
@@ -192,14 +201,11 @@ def one_attention(model: PreTrainedModel) -> Iterator[ContextVar[TracedCache | N
 
 def _mask(mask_function: Any = None, use_vmap: bool = False, **_kwargs: Any) -> MaskSpec:
     if use_vmap:
-        raise ExportError(
+        return MaskSpec(
+            0,
             "the model combines its causal mask with a custom mask function, "
-            "which the exported attention cannot express"
+            "which the exported attention cannot express",
         )
-    return MaskSpec(_window(mask_function))
-
-
-def _window(mask_function: Any) -> int:
     # The mask function itself says what it does; the other arguments are hints, and a chunked
     # mask passes the same hint as a sliding one.
     parts = [mask_function]
@@ -210,13 +216,16 @@ def _window(mask_function: Any) -> int:
         if part.__qualname__ == "sliding_window_overlay.<locals>.inner_mask":
             windows.append(int(inspect.getclosurevars(part).nonlocals["sliding_window"]))
         elif part.__qualname__ != "causal_mask_function":
-            raise ExportError(
+            return MaskSpec(
+                0,
                 "a causal mask with or without a sliding window was expected, "
-                f"the model builds {part.__qualname__.split('.')[0]}"
+                f"the model builds {part.__qualname__.split('.')[0]}",
             )
     if len(parts) - len(windows) != 1 or any(window < 1 for window in windows):
-        raise ExportError(f"one causal mask and windows of at least 1 were expected: {windows}")
-    return min(windows, default=0)
+        return MaskSpec(
+            0, f"one causal mask and windows of at least 1 were expected, found windows {windows}"
+        )
+    return MaskSpec(min(windows, default=0))
 
 
 def attend(  # noqa: PLR0917, the signature is transformers'
@@ -268,6 +277,7 @@ def attend(  # noqa: PLR0917, the signature is transformers'
         raise ExportError(f"{kind}: keys or values change after they enter the KV cache")
     if not isinstance(attention_mask, MaskSpec):
         raise ExportError(f"{kind}: the attention mask is not made by the mask interface")
+    window = attention_mask.window
     if is_causal is False:
         raise ExportError(f"{kind}: attention that is not causal")
     given = {name for name, value in kwargs.items() if value is not None and value is not False}
@@ -284,14 +294,14 @@ def attend(  # noqa: PLR0917, the signature is transformers'
         slopes=slopes is not None,
         rounded=slopes is not None and rounded_slopes,
         softcap=bool(softcap),
-        window=bool(attention_mask.window),
+        window=bool(window),
     )
     y, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{name}",
         inputs,
         attrs={
             "scale": float(scaling if scaling is not None else size**-0.5),
-            "window": int(attention_mask.window),
+            "window": window,
             "softcap": float(softcap or 0.0),
         },
         dtypes=(query.dtype, new_key.dtype, new_value.dtype),
