@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-# States do not grow, so a model that keeps nothing else has no limit of its own.
+# States do not grow and windows reach no further back, so a model of these has no limit of its own.
 _UNLIMITED_CONTEXT = 1 << 20  # tokens
 # ALiBi has no table that ends; families that state no length (Bloom) were trained on this many.
 _ALIBI_CONTEXT = 2048
@@ -57,10 +57,12 @@ def model_entry(
     """The manifest's `model` record.
 
     Raises:
-        ExportError: If the configuration states no context length though keys and values grow.
+        ExportError: If the configuration states no context length and the model needs one.
     """
     nodes = _attention_nodes(backbone)
-    max_context = context_length(model) or (None if nodes else _UNLIMITED_CONTEXT)
+    max_context = context_length(model)
+    if max_context is None and all(attention_windows(backbone)):
+        max_context = _UNLIMITED_CONTEXT
     if max_context is None and all("slopes" in node.op_type for node in nodes):
         max_context = _ALIBI_CONTEXT
     if max_context is None:

@@ -27,12 +27,13 @@ from headport.export.recurrent_functions import (
     CONVOLUTION,
     DELTA_RULE,
     DUAL_SCAN,
+    LINEAR_SCAN,
     NEW_TOKENS,
     SELECTIVE_SCAN,
 )
 from headport.export.states import StateKind, StateShape
 
-__all__ = ["RecurrentCache", "one_recurrence"]
+__all__ = ["RecurrentCache", "convolve", "emit_scan", "one_recurrence"]
 
 
 class RecurrentCache(TracedCache):
@@ -183,7 +184,7 @@ def _unmasked(_cache: RecurrentCache, hidden_states: torch.Tensor, _mask: Any) -
     return hidden_states  # the operators know which tokens are padding
 
 
-def _convolution(
+def convolve(
     cache: RecurrentCache,
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
@@ -191,7 +192,19 @@ def _convolution(
     activation: str | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    # hidden_states [B, C, T], weight [C, K]; returns [B, C, T]
+    """The running mixer's convolution, as a call of `CausalConvolution_K`.
+
+    Args:
+        cache: Its state's shape and past are taken from it.
+        hidden_states: [B, C, T], as `update_conv_state` was given them.
+        weight: [C, K].
+        bias: [C].
+        activation: Name of what follows, None for nothing.
+        **kwargs: What else transformers passes; packed sequences are refused.
+
+    Returns:
+        [B, C, T].
+    """
     _check_unpacked(kwargs)
     state, past = cache.take("conv")
     if hidden_states is not cache.convolved:
@@ -236,7 +249,7 @@ def _selective_scan(  # noqa: PLR0917, the signature is transformers'
     rows = hidden_states.transpose(1, 2)
     steps = _softplus(dt, delta_softplus).transpose(1, 2)
     B, C = B.transpose(1, 2), C.transpose(1, 2)
-    y, present = _scan(cache, SELECTIVE_SCAN, (rows, steps, A, B, C), rows.shape)
+    y, present = emit_scan(cache, SELECTIVE_SCAN, (rows, steps, A, B, C), rows.shape)
     if D is not None:
         y = y + rows * D
     y = y.transpose(1, 2)
@@ -267,7 +280,7 @@ def _dual_scan(  # noqa: PLR0917, the signature is transformers'
     if dt_bias is not None:
         dt = dt + dt_bias.to(dt.dtype)
     dt = _limited(_softplus(dt, dt_softplus), *dt_limit)
-    y, present = _scan(cache, DUAL_SCAN, (hidden_states, dt, A, B, C), hidden_states.shape)
+    y, present = emit_scan(cache, DUAL_SCAN, (hidden_states, dt, A, B, C), hidden_states.shape)
     if D is not None:
         y = y + D[..., None] * hidden_states
     return (y, present) if return_final_states else y
@@ -292,13 +305,24 @@ def _delta_rule(  # noqa: PLR0917, the signature is transformers'
     if use_qk_l2norm_in_kernel:
         query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
     query = query * query.shape[-1] ** -0.5
-    y, present = _scan(cache, DELTA_RULE, (query, key, value, g, beta), value.shape)
+    y, present = emit_scan(cache, DELTA_RULE, (query, key, value, g, beta), value.shape)
     return y.to(value.dtype), present if output_final_state else None
 
 
-def _scan(
+def emit_scan(
     cache: RecurrentCache, name: str, inputs: Sequence[torch.Tensor], shape: torch.Size
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """The running mixer's recurrence, as a call of the function `name`.
+
+    Args:
+        cache: Its state's shape and past are taken from it.
+        name: The function, of `headport.export.recurrent_functions`.
+        inputs: What it takes before the past state.
+        shape: Of what it gives for the tokens.
+
+    Returns:
+        What it gives for the tokens, and the next state; both float32.
+    """
     state, past = cache.take("recurrent")
     expected = _state_dims(name, inputs)
     if state.dims != expected:
@@ -318,6 +342,8 @@ def _scan(
 
 
 def _state_dims(name: str, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    if name == LINEAR_SCAN:
+        return (inputs[0].shape[2],)
     if name == SELECTIVE_SCAN:
         return tuple(inputs[2].shape)  # A
     if name == DUAL_SCAN:
@@ -347,7 +373,7 @@ def _check_unpacked(kwargs: dict[str, Any]) -> None:
 # Name in transformers' modelling files → what stands there during a trace.
 _KERNELS: dict[str, Callable[..., Any]] = {
     "apply_mask_to_padding_states": _unmasked,
-    "causal_conv1d_fn": _convolution,
+    "causal_conv1d_fn": convolve,
     "mamba_selective_scan": _selective_scan,
     "mamba2_chunk_scan": _dual_scan,
     "torch_chunk_gated_delta_rule": _delta_rule,

@@ -12,6 +12,7 @@ __all__ = [
     "CONVOLUTION",
     "DELTA_RULE",
     "DUAL_SCAN",
+    "LINEAR_SCAN",
     "NEW_TOKENS",
     "SELECTIVE_SCAN",
     "recurrent_text",
@@ -22,6 +23,7 @@ CONVOLUTION = "CausalConvolution"
 SELECTIVE_SCAN = "SelectiveScan"
 DUAL_SCAN = "StateSpaceDual"
 DELTA_RULE = "GatedDeltaRule"
+LINEAR_SCAN = "LinearRecurrence"
 
 # The mask's last T columns: those of this step's tokens.
 _NEW_TOKENS_BODY = """
@@ -291,6 +293,31 @@ _DELTA_RULE_BODY = """
   y = Reshape (y_turned, y_shape)
 """
 
+# h[t] = a[t] h[t-1] + x[t];  y[t] = h[t].
+_LINEAR_SCAN_BODY = """
+  last = Constant <value_ints = [-1]> ()
+  none = Constant <value_float = 0.0> ()
+  whole = Constant <value_float = 1.0> ()
+  flag = Cast <to = 9> (new_tokens)
+  flag_column = Unsqueeze (flag, last)
+  x_float = Cast <to = 1> (x)
+  a_float = Cast <to = 1> (a)
+  x_valid = Where (flag_column, x_float, none)
+  a_valid = Where (flag_column, a_float, whole)
+  x_steps = Transpose <perm = [1, 0, 2]> (x_valid)
+  a_steps = Transpose <perm = [1, 0, 2]> (a_valid)
+  present_state, y_steps = Scan <
+    num_scan_inputs = 2,
+    body = step (float[b, d] h, float[b, d] x_t, float[b, d] a_t)
+        => (float[b, d] h_next, float[b, d] y_t) {
+      kept = Mul (a_t, h)
+      h_next = Add (kept, x_t)
+      y_t = Identity (h_next)
+    }
+  > (past_state, x_steps, a_steps)
+  y = Transpose <perm = [1, 0, 2]> (y_steps)
+"""
+
 
 def _convolution_text(width: int) -> tuple[str, str]:
     rows = ", ".join(f"tap_{k}" for k in range(width))
@@ -320,6 +347,10 @@ _SCANS = {
         f"{DUAL_SCAN} (x, dt, A, B, C, past_state, new_tokens) => (y, present_state)",
         _DUAL_SCAN_BODY,
     ),
+    LINEAR_SCAN: (
+        f"{LINEAR_SCAN} (x, a, past_state, new_tokens) => (y, present_state)",
+        _LINEAR_SCAN_BODY,
+    ),
     DELTA_RULE: (
         f"{DELTA_RULE} (q, k, v, g, beta, past_state, new_tokens) => (y, present_state)",
         _DELTA_RULE_BODY,
@@ -335,8 +366,9 @@ def recurrent_text(name: str) -> tuple[str, str] | None:
     weight [channels, K]; gives y [B, T, channels]. The others take and give states in float32, and
     give y in float32: `SelectiveScan` x, dt [B, T, D], A [D, N], B, C [B, T, N], state [B, D, N];
     `StateSpaceDual` x [B, T, H, P], dt [B, T, H], A [H], B, C [B, T, G, N], state [B, H, P, N];
-    `GatedDeltaRule` q, k [B, T, G, N], v [B, T, H, P], g, beta [B, T, H], state [B, H, N, P]. Each
-    of G groups serves H / G heads that follow each other.
+    `GatedDeltaRule` q, k [B, T, G, N], v [B, T, H, P], g, beta [B, T, H], state [B, H, N, P];
+    `LinearRecurrence` x, a [B, T, D], state [B, D]. Each of G groups serves H / G heads that follow
+    each other.
     """
     base, _, width = name.partition("_")
     if base == CONVOLUTION and width.isdecimal():

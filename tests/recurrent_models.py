@@ -56,6 +56,19 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         "FalconH1Config",
         BASE | ATTENTION | _HEADS | {"num_hidden_layers": 1, "mamba_d_ssm": 64},
     ),
+    "recurrent_gemma": (
+        "RecurrentGemmaConfig",
+        BASE
+        | {
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "lru_width": 32,
+            "attention_window_size": 8,
+            "block_types": ["recurrent", "recurrent", "attention"],
+        },
+    ),
     "qwen3_5": (
         "Qwen3_5TextConfig",
         BASE

@@ -16,6 +16,7 @@ from headport.export.recurrent_functions import (
     CONVOLUTION,
     DELTA_RULE,
     DUAL_SCAN,
+    LINEAR_SCAN,
     NEW_TOKENS,
     SELECTIVE_SCAN,
 )
@@ -162,6 +163,21 @@ def test_delta_rule(T: int) -> None:
         new = held + key * delta[..., None, :]
         h = np.where(valid[:, t, None, None, None] == 1, new, h)
         expected[:, t] = (h * query).sum(axis=-2)
+    _check(y, expected, valid, 1e-5)
+    np.testing.assert_allclose(present, h, atol=1e-5)
+    np.testing.assert_array_equal(present[3], inputs["past_state"][3])
+
+
+@pytest.mark.parametrize("T", [1, 9])
+def test_linear_recurrence(T: int) -> None:
+    normal, valid = _Normal(), _new_tokens(T)
+    x, a, h = normal(B, T, D), 1 / (1 + np.abs(normal(B, T, D))), normal(B, D)
+    inputs = {"x": x, "a": a, "past_state": h, "new_tokens": valid}
+    y, present = _run(LINEAR_SCAN, inputs, {"y": x, "state": h})
+    expected = np.zeros((B, T, D))
+    for t in range(T):
+        h = np.where(valid[:, t, None] == 1, a[:, t] * h + x[:, t], h)
+        expected[:, t] = h
     _check(y, expected, valid, 1e-5)
     np.testing.assert_allclose(present, h, atol=1e-5)
     np.testing.assert_array_equal(present[3], inputs["past_state"][3])
