@@ -32,8 +32,14 @@ __all__ = [
 ]
 
 # Functions of recurrent layers, headport/export/recurrent_functions.py: they read no mask and no
-# growing cache, and may stay.
-RECURRENCES = frozenset({"CausalConvolution", "SelectiveScan", "StateSpaceDual", "GatedDeltaRule"})
+# growing cache, and may stay. The name of the first goes on with the width of its kernel.
+RECURRENCES = (
+    "CausalConvolution",
+    "SelectiveScan",
+    "StateSpaceDual",
+    "GatedDeltaRule",
+    "LinearRecurrence",
+)
 
 _StepInputs = dict[str, tuple[ir.DataType, tuple[str, ...]]]
 
@@ -143,7 +149,7 @@ def _is_allowed(node: ir.Node, value: ir.Value) -> bool:
 
 def _keeps_nothing(node: ir.Node) -> bool:
     # Functions that may stay: they see neither the mask nor a growing cache.
-    return node.op_type in RECURRENCES or node.op_type.startswith(EXPERTS)
+    return node.op_type.startswith((*RECURRENCES, EXPERTS))
 
 
 def _is_fused(node: ir.Node | None) -> bool:

@@ -75,8 +75,7 @@ def _refuse_unproved(model: ir.Model) -> list[Match]:
         {
             n.op_type
             for n in model.graph
-            if n.domain == "headport"
-            and (n.op_type in RECURRENCES or n.op_type.startswith(EXPERTS))
+            if n.domain == "headport" and n.op_type.startswith((*RECURRENCES, EXPERTS))
         }
     )
     if found:
