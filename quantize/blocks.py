@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.errors import QuantizeError
+from headport.quantize.grid import GRIDS, split_blocks
 
-__all__ = ["BLOCKS", "dequantize_blocks", "quantize_blocks"]
+__all__ = ["BLOCKS", "dequantize_blocks", "quantize_blocks", "refuse_non_finite"]
 
 # Block sizes that every kernel we lower to computes right: each was run against the float64
 # product, and the tests run each again. ONNX Runtime asks for powers of two from 16.
 BLOCKS = (16, 32, 64, 128, 256)
 
-_LARGEST = np.float32(127)
-_SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
+_INT8 = GRIDS["int8"]
 
 Float = npt.NDArray[Any]
 
@@ -48,16 +48,10 @@ def quantize_blocks(
         supported = ", ".join(map(str, BLOCKS))
         raise QuantizeError(f"block size {block} is not supported; use one of {supported}")
     V, H = weight.shape
-    float_weight = weight.astype(np.float32, copy=False)
-    _refuse_non_finite(float_weight, first_row)
-    blocks = _blocks(float_weight, block)
-    largest = np.abs(blocks).max(axis=2)
-    scale = largest / _LARGEST
-    tiny = (largest > 0) & (scale < _SMALLEST_NORMAL)
-    scale[tiny] = np.nextafter(scale[tiny], np.float32(1))
-    scale[largest == 0] = 1
-    quotient = np.rint(blocks / scale[:, :, None])
-    rounded = np.clip(quotient, -_LARGEST, _LARGEST).astype(np.int8)
+    refuse_non_finite(weight, first_row)
+    blocks = split_blocks(weight, block)
+    scale, zero = _INT8.fit(blocks)
+    rounded = _INT8.round(blocks, scale, zero).astype(np.int8)
     return np.ascontiguousarray(rounded.reshape(V, -1)[:, :H]), scale
 
 
@@ -79,16 +73,12 @@ def dequantize_blocks(
     return rounded * each
 
 
-def _blocks(weight: npt.NDArray[np.float32], block: int) -> npt.NDArray[np.float32]:
-    # [V, H] → [V, ceil(H / block), block]; the added zeros change no block's largest magnitude.
-    V, H = weight.shape
-    count = -(-H // block)
-    if count * block != H:
-        weight = np.pad(weight, ((0, 0), (0, count * block - H)))
-    return weight.reshape(V, count, block)
+def refuse_non_finite(weight: Float, first_row: int) -> None:
+    """Refuse a weight [V, H] that holds NaN or infinity.
 
-
-def _refuse_non_finite(weight: npt.NDArray[np.float32], first_row: int) -> None:
+    Raises:
+        QuantizeError: Naming the rows, counted from `first_row`.
+    """
     rows = np.flatnonzero(~np.isfinite(weight).all(axis=1)) + first_row
     if len(rows):
         named = ", ".join(map(str, rows[:8]))

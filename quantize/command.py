@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,12 +17,19 @@ from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import QuantizeError, UsageError
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
 from headport.ledger import head_weight, read_tensor
-from headport.manifest import Head, Manifest, Quantization
-from headport.quantize.blocks import BLOCKS
-from headport.quantize.check import HeadCheck, check_head
-from headport.quantize.formats import FORMATS, StoredWeight
+from headport.manifest import Head, Quantization
+from headport.quantize.calibration import (
+    Calibration,
+    calibrate,
+    calibration_record,
+    compensated_rounder,
+    loss_ratio,
+)
+from headport.quantize.check import check_head
+from headport.quantize.formats import FORMATS, Format
 from headport.quantize.head_pass import find_product, store_head_weight
-from headport.quantize.rescoring import Rescoring, RescoringBytes, add_rescoring, bytes_of
+from headport.quantize.report import CalibrationReport, make_report, summary
+from headport.quantize.rescoring import Rescoring, add_rescoring
 from headport.selftest import write_selftest
 
 __all__ = ["SUMMARY", "Options", "quantize", "run"]
@@ -29,7 +37,6 @@ __all__ = ["SUMMARY", "Options", "quantize", "run"]
 SUMMARY = "Quantise the head of a portable bundle; the backbone and the embedding stay as they are."
 
 _HEAD = "lm"
-DEFAULT_COUNT = 64  # candidates of a certified head; docs/exact-head.md has the table
 
 
 class Options(OptionRecord, frozen=True):
@@ -37,49 +44,49 @@ class Options(OptionRecord, frozen=True):
 
     bundle: Annotated[Path, positional("portable bundle to read")]
     output: Annotated[Path, option("bundle folder to write", flag="-o", metavar="BUNDLE")]
-    head: Annotated[Literal["int8", "fp16"], option("how the head's weight is stored")]
+    head: Annotated[
+        Literal["int8", "int8-row", "int4", "fp16", "bf16", "fp8"],
+        option("how the head's weight is stored"),
+    ]
     block: Annotated[
-        Literal[16, 32, 64, 128, 256], option("int8: weights of a row that share one scale")
-    ] = 64
+        Literal[16, 32, 64, 128, 256] | None,
+        option("int8, int4: weights of a row that share a scale (default: int8 64, int4 32)"),
+    ] = None
+    asymmetric: Annotated[bool, option("int4: a zero point beside each scale")] = False
+    calibration: Annotated[
+        tuple[Path, ...],
+        option(
+            "integers: texts on whose hidden states errors of rounding are compensated; "
+            "without them every weight is rounded to nearest",
+            metavar="FILE",
+        ),
+    ] = ()
+    calibration_tokens: Annotated[
+        int, option("at most this many tokens of the calibration texts", metavar="N")
+    ] = 4096
     activations: Annotated[
         Literal["residual", "rounded", "exact"],
         option(
-            "int8, once lowered: hidden states as their rounded value plus the rounded rest, "
+            "integers, once lowered: hidden states as their rounded value plus the rounded rest, "
             "rounded once (fastest), or not rounded (slow)"
         ),
     ] = "residual"
     rescore: Annotated[
-        int,
+        int | None,
         option(
-            "int8: give this many candidates per row, scored with the original weight, "
-            "instead of all logits; 0 = all logits",
+            "integers: give this many candidates per row, scored with the original weight, "
+            "instead of all logits (without M: int8 64, int4 256)",
             metavar="M",
+            bare=0,
         ),
-    ] = 0
-    certify: Annotated[
-        bool, option(f"int8: prove the candidates' ranks (implies --rescore {DEFAULT_COUNT})")
-    ] = False
+    ] = None
+    certify: Annotated[bool, option("int8: prove the candidates' ranks (implies --rescore)")] = (
+        False
+    )
     bound: Annotated[
         Literal["row", "block"], option("certify: one norm per row, or one per block of it")
     ] = "row"
     force: Annotated[bool, option("replace an existing bundle")] = False
-
-
-@dataclass(frozen=True)
-class QuantizeReport:
-    """What quantising did: errors of the weight, sizes in bytes, and the check's outcome."""
-
-    rows: int
-    row_error_max: float  # ‖W_v − Ŵ_v‖ / ‖W_v‖, the worst row
-    row_error_p99: float
-    rows_lost: int  # rows whose error is at least half their norm
-    weight_bytes_before: int  # of which nothing is freed where the weight was tied
-    weight_bytes_after: int
-    tensor_bytes_before: int  # of the whole bundle
-    tensor_bytes_after: int
-    was_tied: bool  # to the input embedding, which stays as it was
-    check: HeadCheck
-    rescoring: RescoringBytes | None  # None: the head gives all logits
 
 
 def quantize(options: Options) -> Bundle:
@@ -93,16 +100,22 @@ def quantize(options: Options) -> Bundle:
         ParityError: If the written head does not multiply with the rounded weight.
     """
     quantization = _quantization(options)
-    count = _candidate_count(options)
-    kind, block = FORMATS[options.head], options.block
+    kind, block = FORMATS[_format(options)], quantization.block or 0
+    count = _candidate_count(options, kind)
     source = Bundle.open(options.bundle)
     head = _quantizable_head(source)
     entry, initializer = head_weight(source.manifest, head)
+    calibration = _calibration(options, source)
     with draft_bundle(options.output, force=options.force) as draft:
         models = load_graphs(source)
         model = models[head.graph]
         bias = _bias(find_product(model, initializer))
-        stored = kind.store(read_tensor(source, entry), block)
+        weight = read_tensor(source, entry)
+        rounder, gain = None, None
+        if calibration is not None and kind.grid is not None:
+            gain = loss_ratio(weight, block or weight.shape[1], kind.grid, calibration)
+            rounder = compensated_rounder(calibration)
+        stored = kind.store(weight, block, rounder)
         name = store_head_weight(model, initializer, stored, kind, block)
         changed = msgspec.structs.replace(head, weight=name, tied=False, quantization=quantization)
         new_heads: dict[str, str] = {}
@@ -126,51 +139,98 @@ def quantize(options: Options) -> Bundle:
         manifest = rewrite_bundle(source, models, draft.path, new_heads)
         heads = {**manifest.heads, _HEAD: changed}
         preview = draft.preview(msgspec.structs.replace(manifest, heads=heads))
-        check = check_head(source, preview, bias, _HEAD)
-        report = _report(source.manifest, preview.manifest, stored, entry.length, check)
+        check = check_head(source, preview, bias, name=_HEAD, calibration=calibration)
+        report = make_report(source.manifest, preview.manifest, stored, entry.length, check)
+        if calibration is not None:
+            report = replace(
+                report, calibration=CalibrationReport(calibration.positions, gain or 1.0)
+            )
         manifest = write_selftest(preview)
         chosen: dict[str, Any] = {
             "head": options.head,
             "block": quantization.block,
             "activations": quantization.activations,
+            "symmetric": quantization.symmetric,
+            "rounding": quantization.rounding,
         }
+        if options.calibration:
+            chosen |= {"calibration": calibration_record(options.calibration)}
         if count:
             chosen |= {"rescore": count, "certify": options.certify}
             chosen |= {"bound": options.bound} if options.certify else {}
         return draft.commit(add_stage(manifest, "quantize", chosen, asdict(report)))
 
 
+def _format(options: Options) -> str:
+    """Key of `FORMATS`."""
+    if not options.asymmetric:
+        return options.head
+    if options.head != "int4":
+        raise UsageError(f"--asymmetric needs --head int4; {options.head} has no zero points")
+    return "uint4"
+
+
 def _quantization(options: Options) -> Quantization:
     # Python callers may hand over a record that no command line or recipe has checked.
-    for value, allowed, name in (
-        (options.head, tuple(FORMATS), "head"),
-        (options.block, BLOCKS, "block"),
-        (options.activations, ("residual", "rounded", "exact"), "activations"),
-    ):
-        if value not in allowed:
-            raise UsageError(f"--{name} {value}: use one of {', '.join(map(str, allowed))}")
-    if FORMATS[options.head].has_blocks:
-        return Quantization(
-            format=options.head, block=options.block, activations=options.activations
-        )
-    if options.activations == "rounded":
+    kind = FORMATS.get(_format(options))
+    if kind is None:
+        raise UsageError(f"--head {options.head}: use one of {', '.join(FORMATS)}")
+    activations = ("residual", "rounded", "exact")
+    if options.activations not in activations:
         raise UsageError(
-            f"--activations rounded has no meaning for --head {options.head}, "
-            "whose products are computed in float32; leave it out"
+            f"--activations {options.activations}: use one of {', '.join(activations)}"
         )
-    return Quantization(format=options.head, block=None, activations="exact")
+    if options.block is not None and options.block not in kind.blocks:
+        allowed = ", ".join(map(str, sorted(kind.blocks))) or "none: it has no blocks"
+        raise UsageError(f"--block {options.block}: --head {options.head} takes {allowed}")
+    if kind.grid is None:
+        for name, given in (
+            ("--activations rounded", options.activations == "rounded"),
+            ("--calibration", bool(options.calibration)),
+        ):
+            if given:
+                raise UsageError(
+                    f"{name} has no meaning for --head {options.head}, whose products are "
+                    "computed in float32; leave it out"
+                )
+    return Quantization(
+        format=options.head,
+        block=options.block or (kind.blocks[0] if kind.blocks else None),
+        activations=options.activations if kind.grid else "exact",
+        symmetric=not options.asymmetric,
+        rounding="compensated" if options.calibration else "nearest",
+    )
 
 
-def _candidate_count(options: Options) -> int:
-    if options.rescore < 0:
-        raise UsageError(f"--rescore {options.rescore}: at least 1 candidate, or 0 for all logits")
-    count = options.rescore or (DEFAULT_COUNT if options.certify else 0)
-    if count and not FORMATS[options.head].has_blocks:
+def _candidate_count(options: Options, kind: Format) -> int:
+    asked = options.rescore
+    if asked is None and not options.certify:
+        return 0
+    if asked is not None and asked < 0:
+        raise UsageError(f"--rescore {asked}: at least 1 candidate was expected")
+    if not kind.candidates:
         raise UsageError(
-            f"--rescore and --certify need --head int8; products of --head {options.head} are not "
+            f"--rescore and --certify need integers; products of --head {options.head} are not "
             "rounded enough to gain from them"
         )
-    return count
+    if options.certify and not kind.certifiable:
+        raise UsageError(
+            f"--certify needs --head int8: the errors of {options.head} are so large that no rank "
+            "would be proved; use --rescore"
+        )
+    return asked or kind.candidates
+
+
+def _calibration(options: Options, source: Bundle) -> Calibration | None:
+    if not options.calibration:
+        return None
+    from headport.quantize.states import collect_states
+
+    with tempfile.TemporaryDirectory(prefix="headport.") as folder:
+        found = collect_states(
+            source, options.calibration, Path(folder), options.calibration_tokens
+        )
+        return calibrate(found.parts(), source.manifest.model.hidden_size)
 
 
 def _quantizable_head(bundle: Bundle) -> Head:
@@ -202,73 +262,12 @@ def _bias(product: ir.Node) -> npt.NDArray[np.float32] | None:
     return tensor.numpy().astype(np.float32)
 
 
-def _report(
-    before: Manifest, after: Manifest, stored: StoredWeight, weight_bytes: int, check: HeadCheck
-) -> QuantizeReport:
-    errors = stored.row_errors
-    head = after.heads[_HEAD]
-    return QuantizeReport(
-        rows=len(errors),
-        row_error_max=float(errors.max()),
-        row_error_p99=float(np.quantile(errors, 0.99)),
-        rows_lost=int((errors >= 0.5).sum()),
-        weight_bytes_before=weight_bytes,
-        weight_bytes_after=stored.nbytes,
-        tensor_bytes_before=sum(t.length for t in before.tensors),
-        tensor_bytes_after=sum(t.length for t in after.tensors),
-        was_tied=before.heads[_HEAD].tied,
-        check=check,
-        rescoring=bytes_of(after, head) if head.candidates is not None else None,
-    )
-
-
 def run(options: Options) -> Outcome:
     """Quantise and say what was made."""
     bundle = quantize(options)
     stage = bundle.manifest.provenance.stages[-1]
-    return Outcome(_text(bundle, stage.options, stage.report), _document(options, bundle))
+    return Outcome(summary(bundle, stage.options, stage.report), _document(options, bundle))
 
 
 def _document(options: Options, bundle: Bundle) -> dict[str, Any]:
     return {"bundle": str(options.output), "manifest": bundle.manifest}
-
-
-def _text(bundle: Bundle, chosen: dict[str, Any], report: dict[str, Any]) -> str:
-    what = chosen["head"]
-    if chosen["block"] is not None:
-        what += f", block {chosen['block']}, activations {chosen['activations']} once lowered"
-    tied = " (the embedding, which it was tied to, stays)" if report["was_tied"] else ""
-    megabytes = {key: f"{report[key] / 1e6:.1f} MB" for key in report if "_bytes_" in key}
-    check = report["check"]
-    lines = [
-        f"{bundle.path.name}: head stored as {what}",
-        f"head weight {megabytes['weight_bytes_before']} → {megabytes['weight_bytes_after']}{tied}",
-        f"all tensors {megabytes['tensor_bytes_before']} → {megabytes['tensor_bytes_after']}",
-        f"relative error of a row: p99 {report['row_error_p99']:.2e}, "
-        f"max {report['row_error_max']:.2e} ({report['rows']} rows)",
-        f"check against float64: max |Δlogit| {check['max_abs_logit_error']:.1e}, at most "
-        f"{check['largest_share_of_bound']:.1%} of its rounding bound ({check['logits']} logits)",
-    ]
-    if report["rescoring"]:
-        lines += _rescoring_lines(bundle, report["rescoring"])
-    if report["rows_lost"]:
-        lines.append(
-            f"warning: {report['rows_lost']} rows lost half of their norm or more; they are too "
-            f"small for {chosen['head']}"
-        )
-    return "\n".join(lines)
-
-
-def _rescoring_lines(bundle: Bundle, sizes: dict[str, Any]) -> list[str]:
-    form = bundle.manifest.heads[_HEAD].candidates
-    assert form is not None
-    proof = f", ranks proved by a bound per {form.bound}" if form.certified else ""
-    where = "shared with the embedding" if sizes["original_shared"] else "kept beside it"
-    return [
-        f"{form.count} candidates per row, scored with the original weight{proof}",
-        f"original weight {sizes['original'] / 1e6:.1f} MB, {where}; certificate "
-        f"{sizes['certificate'] / 1e6:.1f} MB",
-        f"read per token {sizes['read_per_token'] / 1e6:.1f} MB, per fallback "
-        f"{sizes['read_per_fallback'] / 1e6:.1f} MB more; held in memory "
-        f"{sizes['resident'] / 1e6:.1f} MB",
-    ]

@@ -91,7 +91,7 @@ def add_rescoring(
             are too large to be certified.
     """
     quantization = head.quantization
-    assert quantization is not None and quantization.block is not None
+    assert quantization is not None
     if not head.scale > 0:
         raise QuantizeError(
             f"--rescore: a head with scale > 0 was expected, {head.scale:g} found; "
@@ -103,6 +103,7 @@ def add_rescoring(
         raise QuantizeError("--rescore: a head with two rows or more was expected")
     certificate, equals = None, None
     if asked.bound is not None:
+        assert quantization.block is not None
         certificate = certificate_of(
             weight,
             asked.stored,
@@ -116,9 +117,8 @@ def add_rescoring(
     full.graph.name = f"{head.graph}.full"
     original = full.graph.initializers[asked.initializer].const_value
     assert original is not None
-    settings = CandidateSettings(
-        count, quantization.block, quantization.activations, certificate, equals
-    )
+    block = quantization.block or weight.shape[1]
+    settings = CandidateSettings(count, block, quantization.activations, certificate, equals)
     add_candidates(model, _product(model), head, OriginalWeight(original, asked.bias), settings)
     form = CandidateForm(
         count=count,

@@ -42,9 +42,14 @@ class Outcome:
     exit_code: int = 0  # 0 passed, 1 a gate or parity failed, 2 wrong use
 
 
-def option(text: str, *, flag: str | None = None, metavar: str | None = None) -> msgspec.Meta:
-    """Help text of a field; `flag` is a short form such as `-o`."""
-    return msgspec.Meta(description=text, extra={"flag": flag, "metavar": metavar})
+def option(
+    text: str, *, flag: str | None = None, metavar: str | None = None, bare: Any = None
+) -> msgspec.Meta:
+    """Help text of a field; `flag` is a short form such as `-o`.
+
+    `bare` is the value of the option where the command line gives none; without it one is needed.
+    """
+    return msgspec.Meta(description=text, extra={"flag": flag, "metavar": metavar, "bare": bare})
 
 
 def positional(text: str) -> msgspec.Meta:
@@ -70,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser, record: type[OptionRecord]) -
             if extra.get("metavar"):
                 settings["metavar"] = extra["metavar"]
         settings |= _argument_type(kind)
+        if extra.get("bare") is not None:
+            settings |= {"nargs": "?", "const": extra["bare"]}
         if settings.get("action") == "store_true":
             settings.pop("required", None)
         if not field.required:
@@ -79,8 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser, record: type[OptionRecord]) -
 
 def options_from_namespace(record: type[OptionRecord], found: argparse.Namespace) -> Any:
     """The option record of a parsed command line."""
-    names = [field.name for field in msgspec.structs.fields(record)]
-    return record_from_mapping(record, {n: getattr(found, n) for n in names}, "command line")
+    fields = msgspec.structs.fields(record)
+    values = {field.encode_name: getattr(found, field.name) for field in fields}
+    return record_from_mapping(record, values, "command line")
 
 
 def record_from_mapping(record: type[Any], values: dict[str, Any], where: str) -> Any:

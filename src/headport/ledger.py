@@ -29,7 +29,9 @@ _DTYPES: dict[str, type[np.generic]] = {
     "uint8": np.uint8,
     "bool": np.bool_,
     "bfloat16": np.uint16,  # NumPy has no such type; widened to float32 below
+    "float8e4m3fn": np.uint8,  # likewise
 }
+_HALF_BYTES = {"int4": 8, "uint4": 0}  # two to a byte, the first low → where negatives begin
 
 
 def find_tensor(manifest: Manifest, graph: str, initializer: str) -> Tensor:
@@ -62,11 +64,15 @@ def head_weight(manifest: Manifest, head: Head) -> tuple[Tensor, str]:
 
 
 def read_tensor(bundle: Bundle, tensor: Tensor) -> Array:
-    """A tensor's values, mapped read-only from its file; bfloat16 is widened to float32.
+    """A tensor's values, mapped read-only from its file.
+
+    bfloat16 and float8 are widened to float32, 4-bit integers to int8.
 
     Raises:
         BundleError: If its element type is unknown here or its length does not fit its shape.
     """
+    if tensor.dtype in _HALF_BYTES:
+        return _unpack(bundle, tensor)
     if tensor.dtype not in _DTYPES:
         raise BundleError(f"{tensor.name}: element type {tensor.dtype} cannot be read")
     dtype = np.dtype(_DTYPES[tensor.dtype])
@@ -78,6 +84,37 @@ def read_tensor(bundle: Bundle, tensor: Tensor) -> Array:
         )
     file = bundle.file(tensor.file)
     array: Array = np.memmap(file, dtype, "r", tensor.offset, tensor.shape)
+    if tensor.dtype == "float8e4m3fn":
+        return _E4M3[array]
     if tensor.dtype != "bfloat16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def _unpack(bundle: Bundle, tensor: Tensor) -> Array:
+    count = int(np.prod(tensor.shape, dtype=np.int64))
+    if tensor.length != -(-count // 2):
+        raise BundleError(
+            f"{tensor.name}: {-(-count // 2)} bytes expected for {tensor.dtype} "
+            f"{list(tensor.shape)}, {tensor.length} found in the ledger"
+        )
+    file = bundle.file(tensor.file)
+    packed = np.memmap(file, np.uint8, "r", tensor.offset, (tensor.length,))
+    values = np.empty((len(packed), 2), np.int8)
+    values[:, 0], values[:, 1] = packed & 15, packed >> 4
+    flat = values.reshape(-1)[:count]
+    if (sign := _HALF_BYTES[tensor.dtype]) > 0:
+        flat = np.where(flat >= sign, flat - 16, flat).astype(np.int8)
+    return flat.reshape(tensor.shape)
+
+
+def _e4m3_values() -> Array:
+    # 1 sign bit, 4 exponent bits of bias 7, 3 fraction bits; all ones is NaN.
+    codes = np.arange(256)
+    exponent, fraction = (codes >> 3) & 15, codes & 7
+    size = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * np.exp2(exponent - 10.0))
+    size = np.where(codes & 127 == 127, np.nan, size)
+    return np.where(codes & 128, -size, size).astype(np.float32)
+
+
+_E4M3 = _e4m3_values()

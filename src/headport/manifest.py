@@ -57,9 +57,11 @@ class Graph(_Strict, frozen=True):
 class Quantization(_Strict, frozen=True):
     """How a weight was rounded, and how its kernel treats activations once lowered."""
 
-    format: Literal["fp16", "int8"]
+    format: Literal["fp16", "bf16", "fp8", "int8", "int8-row", "int4"]
     block: int | None  # inputs that share a scale; None where the format has no blocks
     activations: Literal["residual", "rounded", "exact"]
+    symmetric: bool = True  # False: each scale has a zero point
+    rounding: Literal["nearest", "compensated"] = "nearest"
 
 
 class StoredMatrix(_Strict, frozen=True):

@@ -146,7 +146,7 @@ def test_what_stays_portable_says_why(tmp_path: Path, changes: dict[str, str], r
 def test_a_head_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -> None:
     bundle = _quantized(tmp_path, 31, 48)
     model = ir.load(tmp_path / "toy" / "head.lm.onnx")
-    with pytest.raises(LoweringError, match="head lm: the manifest says int8, but"):
+    with pytest.raises(LoweringError, match="head lm: the manifest says integers, but"):
         lower_head(model, bundle.manifest.heads["lm"], "lm")
 
 

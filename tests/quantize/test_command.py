@@ -65,11 +65,19 @@ def test_manifest_and_report(toy: Bundle, tmp_path: Path) -> None:
         "format": "int8",
         "block": 32,
         "activations": "residual",
+        "symmetric": True,
+        "rounding": "nearest",
     }
     assert (head.bias, head.softcap, head.vocab_size) == (True, 9.0, 31)
     stage = bundle.manifest.provenance.stages[-1]
     assert stage.stage == "quantize"
-    assert stage.options == {"head": "int8", "block": 32, "activations": "residual"}
+    assert stage.options == {
+        "head": "int8",
+        "block": 32,
+        "activations": "residual",
+        "symmetric": True,
+        "rounding": "nearest",
+    }
     assert stage.report["weight_bytes_before"] == 31 * 48 * 4
     assert stage.report["weight_bytes_after"] == 31 * 48 + 31 * 2 * 4
     assert 0 < stage.report["row_error_p99"] <= stage.report["row_error_max"] < 0.01
@@ -129,8 +137,13 @@ def test_refusals_write_nothing(toy: Bundle, tmp_path: Path) -> None:
     for options, error, text in (
         (_options(done, out), QuantizeError, "already stored as int8"),
         (_options(toy, out, head="fp16", activations="rounded"), UsageError, "no meaning"),
-        (_options(toy, out, head="int3"), UsageError, "use one of int8, fp16"),
-        (_options(toy, out, block=48), UsageError, "use one of 16, 32, 64, 128, 256"),
+        (_options(toy, out, head="int3"), UsageError, "use one of int8"),
+        (_options(toy, out, block=48), UsageError, "--head int8 takes 16, 32, 64, 128, 256"),
+        (_options(toy, out, head="int4", block=256), UsageError, "int4 takes 16, 32, 64, 128$"),
+        (_options(toy, out, head="int8-row", block=32), UsageError, "it has no blocks"),
+        (_options(toy, out, asymmetric=True), UsageError, "needs --head int4"),
+        (_options(toy, out, head="int4", certify=True), UsageError, "--certify needs --head int8"),
+        (_options(toy, out, head="bf16", calibration=(Path("x"),)), UsageError, "no meaning"),
         (_options(toy, out, activations="maybe"), UsageError, "use one of residual"),
         (_options(toy, done.path), OutputError, "exists"),
     ):

@@ -132,7 +132,7 @@ def test_inspect_names_it_and_checks_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head": "fp16"}, "need --head int8"),
+        ({"head": "fp16"}, "need integers"),
         ({"rescore": -1}, "at least 1 candidate"),
     ],
 )

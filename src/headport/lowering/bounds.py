@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.certificate import round_activations, rounds_in_graph
 from headport.ledger import find_tensor, head_weight, read_tensor
+from headport.lowering.packed import ROW_BLOCK
 
 __all__ = ["activation_errors", "head_bound"]
 
@@ -19,6 +20,7 @@ Float64 = npt.NDArray[np.float64]
 
 _UNIT_ROUNDOFF = 2.0**-24  # of float32
 _UNDERFLOW = 2.0**-90
+_LARGEST_ZERO_POINT = {"int8": 128, "int8-row": 128, "int4": 15}  # of the kernel's unsigned weights
 _CHUNK_ELEMENTS = 1 << 22
 
 # Largest |δ| of an activation whose block has the largest magnitude amax, in units of amax.
@@ -54,16 +56,17 @@ def head_bound(
 
         |scale| · ( Σ_k e[n, k] Σ_{h in k} |Ŵ[v, h]|
                     + u (8 √H + 32) Σ_h |x[n, h]| |Ŵ[v, h]|
-                    + u (2 K + 8) Σ_k 128 S[v, k] Σ_{h in k} |x[n, h]| )
+                    + u (2 K + 8) Σ_k Z S[v, k] Σ_{h in k} |x[n, h]| )
 
     The second term is the rounding of both float32 sums (probabilistic, λ = 4, Higham and Mary
-    2019, doi:10.1137/18M1226312). The third is the kernel's zero point: it adds up products with
-    Q + 128 and takes 128 S Σ x off again, block by block. Besides, 2⁻⁹⁰ for what falls below
+    2019, doi:10.1137/18M1226312). The third is the kernel's zero point, Z at most 128 for 8 bits
+    and 15 for 4: it adds up products with Q + Z and takes Z S Σ x off again, block by block. What
+    is more, 2⁻⁹⁰ for what falls below
     float32's normal range. A softcap enlarges nothing.
 
     Args:
         portable: The bundle before lowering.
-        name: The head; its quantisation is int8.
+        name: The head; its weight is stored as integers.
         hidden_states: x, shape [N, H].
         activations: What the lowered head does to them; None: what it was quantised for.
 
@@ -73,14 +76,20 @@ def head_bound(
     manifest = portable.manifest
     head = manifest.heads[name]
     quantization = head.quantization
-    assert quantization is not None and quantization.block is not None
-    block = quantization.block
+    assert quantization is not None
+    block = quantization.block or ROW_BLOCK
     entry, initializer = head_weight(manifest, head)
     weight = read_tensor(portable, entry)
-    scale_name = f"{initializer.removesuffix('.int8')}.scale"
-    scale = read_tensor(portable, find_tensor(manifest, head.graph, scale_name))
+    stem = initializer.rsplit(".", 1)[0]
+    scale = read_tensor(portable, find_tensor(manifest, head.graph, f"{stem}.scale"))
     V, H = weight.shape
-    count = scale.shape[1]
+    count = -(-H // block)
+    if scale.ndim == 1:  # of a row; the kernel gets it for each of its blocks
+        scale = np.broadcast_to(scale[:, None], (V, count))
+    zero = np.zeros((V, count), np.int8)
+    if not quantization.symmetric:
+        zero = read_tensor(portable, find_tensor(manifest, head.graph, f"{stem}.zero"))
+    offset = _LARGEST_ZERO_POINT[quantization.format]
     activations = activations or quantization.activations
     if rounds_in_graph(head):
         # Both graphs round by themselves, and the kernel leaves what is rounded as it is.
@@ -94,9 +103,10 @@ def head_bound(
     for start in range(0, V, step):
         rows = slice(start, min(start + step, V))
         S = scale[rows].astype(np.float64)
-        magnitude = np.abs(weight[rows].astype(np.float64)) * np.repeat(S, block, axis=1)[:, :H]
+        whole = weight[rows].astype(np.float64) - np.repeat(zero[rows], block, axis=1)[:, :H]
+        magnitude = np.abs(whole) * np.repeat(S, block, axis=1)[:, :H]
         per_block = np.add.reduceat(magnitude, np.arange(0, H, block), axis=1)
         sums = (8 * np.sqrt(H) + 32) * (size @ magnitude.T)
-        zero_point = (2 * count + 8) * (block_size @ (128 * S).T)
+        zero_point = (2 * count + 8) * (block_size @ (offset * S).T)
         bound[:, rows] = lost @ per_block.T + _UNIT_ROUNDOFF * (sums + zero_point)
     return (bound + _UNDERFLOW) * abs(head.scale)

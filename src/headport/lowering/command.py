@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +17,11 @@ from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import LoweringError, UsageError
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
 from headport.lowering.attention import attention_windows
-from headport.lowering.head import packed_name
+from headport.lowering.head import INTEGERS, packed_name
 from headport.lowering.match import Match, summarize
 from headport.lowering.parity import check_parity
+from headport.lowering.product_kernels import check_matrices, lower_products
+from headport.lowering.product_parity import check_product_parity
 from headport.lowering.targets import TARGETS, Target
 from headport.manifest import Head, Manifest
 from headport.providers import PROVIDERS, Provider, provider_of_target
@@ -57,20 +60,34 @@ def lower(options: Options) -> Bundle:
             f"{source.path} is already lowered to {source.manifest.target}; "
             "lower the portable bundle it was made from"
         )
+    check_matrices(source.manifest.backbone_quantization, target.name)
     settings, proved, unproved = _settings(target)
     with draft_bundle(options.output, force=options.force) as draft:
         models = load_graphs(source)
         windows = attention_windows(_backbone(source.manifest, models))
         matches = _apply(target, source.manifest, models)
-        manifest = rewrite_bundle(source, models, draft.path)
-        preview = draft.preview(_lowered(manifest, models, target))
-        parity = check_parity(source, preview, windows, settings)
+        record, products = source.manifest.backbone_quantization, None
+        if record is None:
+            manifest = rewrite_bundle(source, models, draft.path)
+            preview = draft.preview(_lowered(manifest, models, target))
+            parity = check_parity(source, preview, windows, settings)
+        else:
+            # In two steps: where activations are rounded, all else would hide behind it.
+            with tempfile.TemporaryDirectory(prefix=".lower.", dir=draft.path.parent) as folder:
+                manifest = rewrite_bundle(source, models, Path(folder))
+                unlowered = Bundle(Path(folder), _lowered(manifest, models, target))
+                parity = check_parity(source, unlowered, windows, settings)
+                matches += lower_products(_backbone(manifest, models), record, target.name)
+                manifest = rewrite_bundle(source, models, draft.path)
+                preview = draft.preview(_lowered(manifest, models, target))
+                products = check_product_parity(source, unlowered, preview, settings)
         manifest = write_selftest(preview, settings)
         lowered, portable = summarize(matches)
         report = {
             "lowered": lowered,
             "portable": portable,
             "parity": asdict(parity),
+            "products": asdict(products) if products else None,
             "checked_on": proved.name,
             "unproved_on": unproved.name if unproved else None,
         }
@@ -125,7 +142,7 @@ def _computed(head: Head, target: Target) -> Head:
     if (
         target.activations is None
         or quantization is None
-        or quantization.format != "int8"
+        or quantization.format not in INTEGERS
         or rounds_in_graph(head)
     ):
         return head
@@ -163,6 +180,14 @@ def _lines(bundle: Bundle, report: dict[str, Any]) -> Iterable[str]:
         yield (
             f"head {name} on the same hidden states: max |Δlogit| {head['max_abs_logit_error']:.2g}"
             f", {head['largest_share_of_bound']:.1%} of what is accepted ({head['accepted']})"
+        )
+    if products := report["products"]:
+        check = products["check"]
+        share = max(check["exact_share_of_bound"], check["real_share_of_bound"])
+        yield (
+            f"{check['products']} products of the backbone against float64: at most {share:.1%} of "
+            f"what is accepted; together they move hidden states by "
+            f"{products['hidden_states_change']:.1%}"
         )
     if parity["windows_not_crossed"]:
         windows = ", ".join(map(str, parity["windows_not_crossed"]))

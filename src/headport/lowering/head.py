@@ -1,4 +1,4 @@
-"""The INT8 head as ONNX Runtime's 8-bit kernel runs it.
+"""A head of integers as ONNX Runtime's 8-bit and 4-bit kernels run it.
 
     Gemm(x, DequantizeLinear(Q, S), b?, transB=1)
       →  rounded:   MatMulNBits(x) + guard + b
@@ -24,20 +24,21 @@ import onnx_ir as ir
 from headport.errors import LoweringError
 from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
 from headport.lowering.match import Match
+from headport.lowering.packed import pack_weight
 from headport.lowering.rounding import round_activations
 from headport.manifest import Head
 
-__all__ = ["lower_head", "lower_head_unrounded", "packed_name"]
+__all__ = ["INTEGERS", "lower_head", "lower_head_unrounded", "packed_name"]
 
 _PATTERN = "DequantizeLinear + Gemm"
 _OPERATOR = "MatMulNBits"
 # accuracy_level: the least exact form activations may be brought to. CUDA's kernel rounds none.
 _FLOAT_ACTIVATIONS, _INT8_ACTIVATIONS = 1, 4
-_ZERO_POINT = 128  # the operator stores 8-bit weights unsigned
+INTEGERS = ("int8", "int8-row", "int4")  # formats that the operator multiplies with
 
 
 def packed_name(weight: str) -> str:
-    """Name of a lowered INT8 weight, from the name of its portable form."""
+    """Name of a lowered weight, from the name of its portable form."""
     return f"{weight}.nbits"
 
 
@@ -50,14 +51,14 @@ def lower_head(model: ir.Model, head: Head, name: str) -> list[Match]:
         name: The head's name, for messages.
 
     Raises:
-        LoweringError: If the manifest says int8 and the graph does not have that form.
+        LoweringError: If the manifest says integers and the graph does not have that form.
     """
     where = f"head {name}"
     if head.quantization is None:
         return [Match(where, "Gemm", None, "its weight is not quantised")]
-    if head.quantization.format != "int8":
+    if head.quantization.format not in INTEGERS:
         reason = f"there is no faster operator for a weight stored as {head.quantization.format}"
-        return [Match(where, "Cast + Gemm", None, reason)]
+        return [Match(where, "Gemm", None, reason)]
     product = _find_product(model, where)
     if head.quantization.activations == "exact":
         return [Match(where, _PATTERN, None, "exact activations were asked for")]
@@ -73,7 +74,7 @@ def lower_head_unrounded(model: ir.Model, head: Head, name: str) -> list[Match]:
     A head that was quantised for rounded activations is then more exact than it was proved to be;
     one whose own graph rounds them goes on doing so.
     """
-    if head.quantization is None or head.quantization.format != "int8":
+    if head.quantization is None or head.quantization.format not in INTEGERS:
         return lower_head(model, head, name)
     where = f"head {name}"
     _lower(model, _find_product(model, where), _one_row, _FLOAT_ACTIVATIONS, guarded=False)
@@ -86,14 +87,19 @@ def _find_product(model: ir.Model, where: str) -> ir.Node:
         if (
             restore is not None
             and restore.op_type == "DequantizeLinear"
-            and len(restore.inputs) == 2
-            and (attribute(restore, "axis", 1), attribute(node, "transB", 0)) == (1, 1)
+            and _scales_rows_or_blocks(restore)
+            and attribute(node, "transB", 0) == 1
             and (attribute(node, "alpha", 1.0), attribute(node, "beta", 1.0)) == (1.0, 1.0)
         ):
             return node
     raise LoweringError(
-        f"{where}: the manifest says int8, but the graph has no {_PATTERN}(transB=1)"
+        f"{where}: the manifest says integers, but the graph has no {_PATTERN}(transB=1)"
     )
+
+
+def _scales_rows_or_blocks(restore: ir.Node) -> bool:
+    has_blocks = attribute(restore, "block_size", 0) > 0
+    return bool(attribute(restore, "axis", 1) == (1 if has_blocks else 0))
 
 
 def _lower(
@@ -109,30 +115,34 @@ def _lower(
     assert x is not None and restored is not None
     restore = restored.producer()
     assert restore is not None
-    weight, scale = restore.inputs
-    assert weight is not None and scale is not None and weight.const_value is not None
-    block = int(attribute(restore, "block_size", 0))
+    weight = restore.inputs[0]
+    assert weight is not None and weight.const_value is not None
     V, H = weight.const_value.shape.numpy()
-    packed = _pack(weight.const_value.numpy(), block)
-    name = packed_name(weight.name or "")
-    packed_value = ir.val(name, const_value=ir.tensor(packed, name=name))
-    graph.register_initializer(packed_value)
+    packed = pack_weight(restore)
+    stem = (weight.name or "").rsplit(".", 1)[0]
+    constants = {packed_name(weight.name or ""): packed.values, f"{stem}.scale": packed.scale}
+    if packed.zero is not None:
+        constants[f"{stem}.zero"] = packed.zero
+    consumed = [value.name or "" for value in restore.inputs if value is not None]
+    replacements = [
+        ir.val(name, const_value=ir.tensor(array, name=name)) for name, array in constants.items()
+    ]
     emit = Emitter(graph, product, "head")
 
     def multiply(rows: ir.Value) -> ir.Value:
         return emit.op(
             _OPERATOR,
-            [rows, packed_value, scale],
+            [rows, *replacements],
             "products",
             domain=CONTRIB,
             K=H,
             N=V,
-            bits=8,
-            block_size=block,
+            bits=packed.bits,
+            block_size=packed.block,
             accuracy_level=accuracy_level,
         )
 
-    terms = tail(emit, x, H, block, multiply)
+    terms = tail(emit, x, H, packed.block, multiply)
     if guarded:
         zeros = emit.op("Mul", [x, emit.scalar(0.0, np.float32)], "zeros")
         terms.append(emit.op("ReduceSum", [zeros, emit.ints(1)], "guard", keepdims=1))
@@ -140,7 +150,10 @@ def _lower(
         terms.append(product.inputs[2])
     replace(graph, product, [emit.op("Sum", terms, "product")])
     graph.remove(restore, safe=True)
-    del graph.initializers[weight.name or ""]
+    for each in consumed:
+        del graph.initializers[each]
+    for value in replacements:
+        graph.register_initializer(value)
     model.opset_imports[CONTRIB] = 1
 
 
@@ -161,12 +174,3 @@ def _residual(
 
 
 _TAILS: dict[str, Callable[..., list[ir.Value]]] = {"residual": _residual, "rounded": _one_row}
-
-
-def _pack(weight: np.ndarray[tuple[int, ...], np.dtype[np.int8]], block: int) -> np.ndarray:
-    # [V, H] int8 → [V, ceil(H / block), block] uint8, filled up with zeros.
-    V, H = weight.shape
-    count = -(-H // block)
-    packed = np.full((V, count * block), _ZERO_POINT, np.uint8)
-    packed[:, :H] = (weight.astype(np.int16) + _ZERO_POINT).astype(np.uint8)
-    return packed.reshape(V, count, block)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.errors import ParityError
 from headport.lowering.bounds import head_bound
+from headport.lowering.head import INTEGERS
 from headport.progress import bar
 from headport.runner import Cache, Runner, open_runner
 from headport.session import SessionSettings
@@ -241,9 +242,11 @@ def _head_parity(
 ) -> HeadParity:
     portable, lowered = bundles
     quantization = lowered.manifest.heads[name].quantization
-    if quantization is not None and quantization.format == "int8":
+    if quantization is not None and quantization.format in INTEGERS:
         bound = head_bound(portable, name, rows.astype(np.float64), quantization.activations)
-        accepted = f"bound of int8 products with {quantization.activations} activations"
+        accepted = (
+            f"bound of {quantization.format} products with {quantization.activations} activations"
+        )
     else:
         relative = RELATIVE["fp32"]  # heads compute in float32 whatever the backbone's type
         bound = np.full_like(expected, relative * max(_largest(expected), _TINY))

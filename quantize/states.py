@@ -1,0 +1,94 @@
+"""Hidden states of texts, and the token that follows each, collected once and kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.bundle import Bundle
+from headport.errors import UsageError
+from headport.progress import track
+from headport.runner import open_runner
+from headport.runtime.text import Tokens
+from headport.session import SessionSettings
+
+__all__ = ["States", "collect_states"]
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+WINDOW = 512  # tokens that see each other
+_PART = 1024
+
+
+@dataclass(frozen=True)
+class States:
+    """Hidden states after the final norm, mapped from disk, and the next token of each."""
+
+    states: Float32  # [N, H]
+    targets: Int64  # [N]
+
+    def parts(self) -> Iterator[Float32]:
+        """States a few at a time."""
+        for start in range(0, len(self.states), _PART):
+            yield np.asarray(self.states[start : start + _PART])
+
+
+def collect_states(
+    bundle: Bundle,
+    files: Sequence[Path],
+    folder: Path,
+    limit: int | None = None,
+    settings: SessionSettings | None = None,
+) -> States:
+    """Run a bundle's backbone over texts, in windows of `WINDOW` tokens.
+
+    Args:
+        bundle: Any target.
+        files: UTF-8 text files, one document each, tokenised as the tokenizer itself does it.
+        folder: An existing folder; the arrays are written into it as they come.
+        limit: At most this many positions, shared out evenly among the files.
+        settings: Session settings.
+
+    Raises:
+        UsageError: If a file cannot be read or gives fewer than two tokens.
+    """
+    tokens = Tokens(bundle)
+    runner = open_runner(bundle, settings, heads=())
+    windows = _windows(tokens, files, limit)
+    count = sum(len(window) - 1 for window in windows)
+    H = bundle.manifest.model.hidden_size
+    states = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float32, (count, H))
+    targets = np.empty(count, np.int64)
+    done = 0
+    for window in track(windows, "hidden states", unit="window"):
+        length = len(window) - 1
+        cache = runner.new_cache(1, length)
+        found = runner.forward(cache, window[None, :-1], np.array([length]))
+        states[done : done + length] = found[0]
+        targets[done : done + length] = window[1:]
+        done += length
+    states.flush()
+    return States(states, targets)
+
+
+def _windows(tokens: Tokens, files: Sequence[Path], limit: int | None) -> list[Int64]:
+    share = None if limit is None else -(-limit // len(files))
+    windows = []
+    for file in files:
+        try:
+            ids = np.array(tokens.encode(file.read_text(encoding="utf-8")), np.int64)
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{file}: not UTF-8 text: {error.reason}") from error
+        if len(ids) < 2:
+            raise UsageError(f"{file}: text of two tokens or more was expected, {len(ids)} found")
+        ids = ids[: None if share is None else share + 1]
+        starts = range(0, len(ids) - 1, WINDOW)
+        windows += [ids[start : start + WINDOW + 1] for start in starts]
+    return windows
