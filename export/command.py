@@ -44,6 +44,7 @@ from headport.export.hygiene import check_constants
 from headport.export.onnx_weights import unused_parameters
 from headport.export.parity import plan_parity, prove, reference_logits
 from headport.export.precision import convert_model, parameter_bytes
+from headport.export.states import chunk_lengths
 from headport.export.streamed import Road, load_streamed
 from headport.export.trace import cache_shapes, trace_backbone
 from headport.export.written import check_written
@@ -61,7 +62,7 @@ _FILES = {"backbone": "backbone.onnx", "head.lm": "head.lm.onnx"}
 _SESSION_OPTIONS = {"session.qdq_matmulnbits_accuracy_level": "0"}
 
 _PHASES = 5
-_UNSTATED_CONTEXT = 64  # tokens tried before a model that states no context length is refused
+_UNSTATED_CONTEXT = 96  # tokens tried where a model states no context length
 
 
 class Options(OptionRecord, frozen=True):
@@ -112,7 +113,8 @@ def export(options: Options) -> Bundle:
         shapes = cache_shapes(model)
         head = probe_head(model)
         max_context = context_length(model) or _UNSTATED_CONTEXT
-        plan = plan_parity(_vocabulary_rows(model), max_context, _window_hint(model))
+        crossed = (*_window_hint(model), *chunk_lengths(shapes))
+        plan = plan_parity(_vocabulary_rows(model), max_context, crossed)
         reference = reference_logits(model, plan)
         write_companions(checkpoint, tokenizer, model, draft.path)
         phase("tracing")

@@ -9,6 +9,7 @@ the type of the activations.
 from __future__ import annotations
 
 __all__ = [
+    "CHUNK",
     "CONVOLUTION",
     "DELTA_RULE",
     "DUAL_SCAN",
@@ -24,6 +25,7 @@ SELECTIVE_SCAN = "SelectiveScan"
 DUAL_SCAN = "StateSpaceDual"
 DELTA_RULE = "GatedDeltaRule"
 LINEAR_SCAN = "LinearRecurrence"
+CHUNK = 64  # tokens that `StateSpaceDual` takes at a time
 
 # The mask's last T columns: those of this step's tokens.
 _NEW_TOKENS_BODY = """
@@ -119,7 +121,7 @@ _SELECTIVE_SCAN_BODY = """
 """
 
 # h[t] = exp(dt[t] A) h[t-1] + (dt[t] x[t]) B[t]^T;  y[t] = h[t] C[t], A one number per head. Up to
-# 64 tokens at a time: with s[t] the running sum of dt A since the chunk began,
+# CHUNK tokens at a time: with s[t] the running sum of dt A since the chunk began,
 #   y = (tril(exp(s[t] - s[r])) * (C B^T)) (dt x) + exp(s) (h C^T)^T,
 #   h' = exp(s[last]) h + (exp(s[last] - s) dt x)^T B.
 # No exponent is above zero, so nothing overflows. The last chunk is filled up with dt = 0.
@@ -127,7 +129,7 @@ _DUAL_SCAN_BODY = """
   one = Constant <value_ints = [1]> ()
   zero = Constant <value_ints = [0]> ()
   rest = Constant <value_ints = [-1]> ()
-  most = Constant <value_ints = [64]> ()
+  most = Constant <value_ints = [CHUNK]> ()
   none = Constant <value_float = 0.0> ()
   lead = Constant <value_ints = [0, 0, 0]> ()
   T = Shape <start = 1, end = 2> (x)
@@ -345,7 +347,7 @@ _SCANS = {
     ),
     DUAL_SCAN: (
         f"{DUAL_SCAN} (x, dt, A, B, C, past_state, new_tokens) => (y, present_state)",
-        _DUAL_SCAN_BODY,
+        _DUAL_SCAN_BODY.replace("CHUNK", str(CHUNK)),
     ),
     LINEAR_SCAN: (
         f"{LINEAR_SCAN} (x, a, past_state, new_tokens) => (y, present_state)",

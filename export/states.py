@@ -7,15 +7,16 @@ ports of the backbone beside keys and values: `past_conv_states.N` → `present_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from headport.errors import ExportError
+from headport.export.recurrent_functions import CHUNK
 
-__all__ = ["StateKind", "StateShape", "layer_states"]
+__all__ = ["StateKind", "StateShape", "chunk_lengths", "layer_states"]
 
 StateKind = Literal["conv", "recurrent"]
 
@@ -78,6 +79,14 @@ def layer_states(layer: Any, index: int) -> Iterator[StateShape]:
         yield StateShape(index, "conv", (conv.shape[1], conv.shape[2] - 1))
     for hidden in kept["recurrent"]:
         yield StateShape(index, "recurrent", tuple(hidden.shape[1:]))
+
+
+def chunk_lengths(shapes: Iterable[object]) -> tuple[int, ...]:
+    """Lengths that a comparison must exceed: a state per head is moved a chunk at a time."""
+    heads = any(
+        isinstance(s, StateShape) and s.kind == "recurrent" and len(s.dims) == 3 for s in shapes
+    )
+    return (CHUNK,) if heads else ()
 
 
 def _kept(layer: Any, name: str) -> list[torch.Tensor]:

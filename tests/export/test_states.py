@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import LinearAttentionLayer
 
 from headport.errors import ExportError
-from headport.export.states import StateShape, layer_states
+from headport.export.states import StateShape, chunk_lengths, layer_states
 
 
 def filled(conv: Any = None, recurrent: Any = None) -> LinearAttentionLayer:
@@ -55,3 +55,9 @@ def test_a_layer_without_states_has_none() -> None:
 def test_what_has_no_port_is_refused(layer: LinearAttentionLayer, reason: str) -> None:
     with pytest.raises(ExportError, match=reason):
         list(layer_states(layer, 5))
+
+
+def test_a_comparison_must_be_longer_than_a_chunk() -> None:
+    conv, channels = StateShape(0, "conv", (6, 3)), StateShape(0, "recurrent", (6, 2))
+    assert chunk_lengths([object(), conv, channels]) == ()
+    assert chunk_lengths([conv, StateShape(1, "recurrent", (8, 5, 16))]) == (64,)
