@@ -78,8 +78,8 @@ def test_lowered_answers_like_portable(family: str, lowered: Lowered) -> None:
     expected, found = (np.concatenate(steps(open_runner(b))) for b in (portable, bundle))
     np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
     report = bundle.manifest.provenance.stages[-1].report
-    assert len(report["portable"]) >= 1
-    assert all("ONNX Runtime runs its definition" in line for line in report["portable"])
+    kept = [line for line in report["portable"] if "runs its definition" in line]
+    assert any(line.startswith("layer 0: CausalConvolution_") for line in kept)
     attention = sum("GroupQueryAttention" in line for line in report["lowered"])
     assert attention == (family in ("lfm2", "qwen3_5"))
 

@@ -25,10 +25,12 @@ def lower_states(model: ir.Model) -> list[Match]:
     for call in [n for n in graph if (n.domain, n.op_type) == ("headport", "NewTokens")]:
         replace(graph, call, [_new_tokens(model, call)])
     kept = [n for n in graph if n.domain == "headport" and n.op_type.startswith(RECURRENCES)]
-    return [
-        Match(f"recurrence {index}", node.op_type, None, "ONNX Runtime runs its definition")
-        for index, node in enumerate(kept)
-    ]
+    return [Match(_layer(n), n.op_type, None, "ONNX Runtime runs its definition") for n in kept]
+
+
+def _layer(node: ir.Node) -> str:
+    # Its second output is a state, whose port is named after the layer.
+    return f"layer {(node.outputs[1].name or '').rpartition('.')[2]}"
 
 
 def _new_tokens(model: ir.Model, call: ir.Node) -> ir.Value:
