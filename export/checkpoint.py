@@ -115,6 +115,7 @@ def load_pretrained(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
                 use_safetensors=checkpoint.format != "pickle",
                 weights_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are named below
                 **extra,
             )
         except CheckpointError:
