@@ -13,7 +13,7 @@ from headport.bundle import Bundle
 from headport.cli import main
 from headport.errors import OutputError, ParityError, QuantizeError, UsageError
 from headport.ledger import find_tensor, read_tensor
-from headport.quantize import Options, command, quantize
+from headport.quantize import Options, head, quantize
 from headport.quantize.blocks import BLOCKS, dequantize_blocks
 from headport.runner import open_runner
 from headport.selftest import run_selftest
@@ -183,13 +183,13 @@ def _trust(bundle: Bundle) -> None:
 def test_a_failed_check_writes_nothing(
     toy: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = command.store_head_weight
+    store = head.store_head_weight
 
     def sabotage(model: Any, weight: str, stored: Any, *rest: Any) -> str:
         stored.tensors["int8"][3] = 0
         return store(model, weight, stored, *rest)
 
-    monkeypatch.setattr(command, "store_head_weight", sabotage)
+    monkeypatch.setattr(head, "store_head_weight", sabotage)
     with pytest.raises(ParityError, match="row 3 "):
         quantize(_options(toy, tmp_path / "out"))
     assert {p.name for p in tmp_path.iterdir()} == {"toy"}

@@ -1,0 +1,206 @@
+"""One head quantised as its options say: graphs, manifest entry, and what was done to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from headport.bundle import Bundle
+from headport.errors import QuantizeError, UsageError
+from headport.graphs import load_graphs
+from headport.ledger import head_weight, read_tensor
+from headport.manifest import Head, Quantization
+from headport.quantize.calibration import Calibration, compensated_rounder, loss_ratio
+from headport.quantize.formats import FORMATS, Format, StoredWeight
+from headport.quantize.head_pass import find_product, store_head_weight
+from headport.quantize.options import Options
+from headport.quantize.rescoring import Rescoring, add_rescoring
+
+__all__ = ["HEAD", "QuantisedHead", "check_options", "quantisable_head", "quantise_head"]
+
+HEAD = "lm"
+
+
+@dataclass(frozen=True)
+class QuantisedHead:
+    """A head whose weight has been stored anew; nothing of it is written yet."""
+
+    entry: Head
+    models: dict[str, ir.Model]  # its graph, and the one that gives all logits beside candidates
+    stored: StoredWeight
+    bias: npt.NDArray[np.float32] | None
+    weight_bytes: int  # of the weight before
+    loss_ratio: float | None  # of compensated rounding; None where it is nearest
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """What was asked for, with every default filled in."""
+        quantization, form = self.entry.quantization, self.entry.candidates
+        assert quantization is not None
+        chosen: dict[str, Any] = {
+            "head": quantization.format,
+            "block": quantization.block,
+            "activations": quantization.activations,
+            "symmetric": quantization.symmetric,
+            "rounding": quantization.rounding,
+        }
+        if form is not None:
+            chosen |= {"rescore": form.count, "certify": form.certified}
+            chosen |= {"bound": form.bound} if form.certified else {}
+        return chosen
+
+
+def quantise_head(
+    source: Bundle, options: Options, calibration: Calibration | None = None
+) -> QuantisedHead:
+    """Store a head's weight as its options say.
+
+    Args:
+        source: Portable bundle; not changed.
+        options: Recipe of the head.
+        calibration: Hidden states to compensate errors for; needed if `options.calibration` is
+            given.
+
+    Raises:
+        UsageError: If the options contradict each other.
+        QuantizeError: If the head is quantised already, or cannot be stored as asked.
+    """
+    quantization, kind, count = check_options(options)
+    assert (calibration is not None) == (quantization.rounding == "compensated")
+    head = quantisable_head(source)
+    entry, initializer = head_weight(source.manifest, head)
+    model = load_graphs(source)[head.graph]
+    bias = _bias(find_product(model, initializer))
+    weight = read_tensor(source, entry)
+    block = quantization.block or 0
+    rounder, gain = None, None
+    if calibration is not None and kind.grid is not None:
+        gain = loss_ratio(weight, block or weight.shape[1], kind.grid, calibration)
+        rounder = compensated_rounder(calibration)
+    stored = kind.store(weight, block, rounder)
+    name = store_head_weight(model, initializer, stored, kind, block)
+    changed = msgspec.structs.replace(head, weight=name, tied=False, quantization=quantization)
+    models = {head.graph: model}
+    if count:
+        asked = Rescoring(
+            count=count,
+            bound=options.bound if options.certify else None,
+            original=entry,
+            initializer=initializer,
+            stored=stored.tensors,
+            bias=bias,
+        )
+        form, full = add_rescoring(source, model, changed, asked)
+        changed = msgspec.structs.replace(changed, outputs="candidates", candidates=form)
+        models[form.full] = full
+    return QuantisedHead(changed, models, stored, bias, entry.length, gain)
+
+
+def check_options(options: Options) -> tuple[Quantization, Format, int]:
+    """The manifest's entry, the row of `FORMATS` and the number of candidates options ask for.
+
+    Raises:
+        UsageError: If they contradict each other.
+    """
+    quantization = _quantization(options)
+    kind = FORMATS[_format(options)]
+    return quantization, kind, _candidate_count(options, kind)
+
+
+def _format(options: Options) -> str:
+    """Key of `FORMATS`."""
+    if not options.asymmetric:
+        return options.head
+    if options.head != "int4":
+        raise UsageError(f"--asymmetric needs --head int4; {options.head} has no zero points")
+    return "uint4"
+
+
+def _quantization(options: Options) -> Quantization:
+    # Python callers may hand over a record that no command line or recipe has checked.
+    kind = FORMATS.get(_format(options))
+    if kind is None:
+        raise UsageError(f"--head {options.head}: use one of {', '.join(FORMATS)}")
+    activations = ("residual", "rounded", "exact")
+    if options.activations not in activations:
+        raise UsageError(
+            f"--activations {options.activations}: use one of {', '.join(activations)}"
+        )
+    if options.block is not None and options.block not in kind.blocks:
+        allowed = ", ".join(map(str, sorted(kind.blocks))) or "none: it has no blocks"
+        raise UsageError(f"--block {options.block}: --head {options.head} takes {allowed}")
+    if kind.grid is None:
+        for name, given in (
+            ("--activations rounded", options.activations == "rounded"),
+            ("--calibration", bool(options.calibration)),
+        ):
+            if given:
+                raise UsageError(
+                    f"{name} has no meaning for --head {options.head}, whose products are "
+                    "computed in float32; leave it out"
+                )
+    return Quantization(
+        format=options.head,
+        block=options.block or (kind.blocks[0] if kind.blocks else None),
+        activations=options.activations if kind.grid else "exact",
+        symmetric=not options.asymmetric,
+        rounding="compensated" if options.calibration else "nearest",
+    )
+
+
+def _candidate_count(options: Options, kind: Format) -> int:
+    asked = options.rescore
+    if asked is None and not options.certify:
+        return 0
+    if asked is not None and asked < 0:
+        raise UsageError(f"--rescore {asked}: at least 1 candidate was expected")
+    if not kind.candidates:
+        raise UsageError(
+            f"--rescore and --certify need integers; products of --head {options.head} are not "
+            "rounded enough to gain from them"
+        )
+    if options.certify and not kind.certifiable:
+        raise UsageError(
+            f"--certify needs --head int8: the errors of {options.head} are so large that no rank "
+            "would be proved; use --rescore"
+        )
+    return asked or kind.candidates
+
+
+def quantisable_head(bundle: Bundle) -> Head:
+    """The head of a portable bundle.
+
+    Raises:
+        QuantizeError: If the bundle is lowered, has no such head, or it is quantised already.
+    """
+    manifest = bundle.manifest
+    if manifest.target != "portable":
+        raise QuantizeError(
+            f"{bundle.path} is lowered to {manifest.target}; quantise the portable bundle it was "
+            "made from, then lower again"
+        )
+    if HEAD not in manifest.heads:
+        known = ", ".join(manifest.heads) or "none"
+        raise QuantizeError(f"{bundle.path}: no head {HEAD!r} to quantise (heads: {known})")
+    head = manifest.heads[HEAD]
+    if head.quantization is not None:
+        raise QuantizeError(
+            f"{bundle.path}: the head is already stored as {head.quantization.format}; "
+            "quantise the bundle it was made from"
+        )
+    return head
+
+
+def _bias(product: ir.Node) -> npt.NDArray[np.float32] | None:
+    value = product.inputs[2] if len(product.inputs) > 2 else None
+    if value is None:
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is None:
+        raise QuantizeError(f"the head's bias {value.name} is not a constant")
+    return tensor.numpy().astype(np.float32)

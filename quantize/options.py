@@ -1,0 +1,60 @@
+"""Options of `headport quantize`, which a sweep varies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from headport.command import OptionRecord, option, positional
+
+__all__ = ["Options"]
+
+
+class Options(OptionRecord, frozen=True):
+    """Options of `headport quantize`."""
+
+    bundle: Annotated[Path, positional("portable bundle to read")]
+    output: Annotated[Path, option("bundle folder to write", flag="-o", metavar="BUNDLE")]
+    head: Annotated[
+        Literal["int8", "int8-row", "int4", "fp16", "bf16", "fp8"],
+        option("how the head's weight is stored"),
+    ]
+    block: Annotated[
+        Literal[16, 32, 64, 128, 256] | None,
+        option("int8, int4: weights of a row that share a scale (default: int8 64, int4 32)"),
+    ] = None
+    asymmetric: Annotated[bool, option("int4: a zero point beside each scale")] = False
+    calibration: Annotated[
+        tuple[Path, ...],
+        option(
+            "integers: texts on whose hidden states errors of rounding are compensated; "
+            "without them every weight is rounded to nearest",
+            metavar="FILE",
+        ),
+    ] = ()
+    calibration_tokens: Annotated[
+        int, option("at most this many tokens of the calibration texts", metavar="N")
+    ] = 4096
+    activations: Annotated[
+        Literal["residual", "rounded", "exact"],
+        option(
+            "integers, once lowered: hidden states as their rounded value plus the rounded rest, "
+            "rounded once (fastest), or not rounded (slow)"
+        ),
+    ] = "residual"
+    rescore: Annotated[
+        int | None,
+        option(
+            "integers: give this many candidates per row, scored with the original weight, "
+            "instead of all logits (without M: int8 64, int4 256)",
+            metavar="M",
+            bare=0,
+        ),
+    ] = None
+    certify: Annotated[bool, option("int8: prove the candidates' ranks (implies --rescore)")] = (
+        False
+    )
+    bound: Annotated[
+        Literal["row", "block"], option("certify: one norm per row, or one per block of it")
+    ] = "row"
+    force: Annotated[bool, option("replace an existing bundle")] = False
