@@ -209,7 +209,7 @@ def convolve(
     state, past = cache.take("conv")
     if hidden_states is not cache.convolved:
         raise ExportError(f"layer {state.layer} convolves other values than its state keeps")
-    rows = hidden_states.transpose(1, 2)
+    rows = hidden_states.transpose(1, 2).to(weight.dtype)  # as transformers' own function does
     if state.dims != (weight.shape[0], weight.shape[1] - 1):
         raise ExportError(
             f"layer {state.layer} convolves with a kernel of {tuple(weight.shape)} but keeps a "
@@ -225,7 +225,7 @@ def convolve(
     cache.present_states["conv", state.layer] = present
     if bias is not None:
         y = y + bias
-    y = y.transpose(1, 2)
+    y = y.transpose(1, 2).to(hidden_states.dtype)
     return y if activation is None else ACT2FN[activation](y)
 
 
