@@ -14,7 +14,9 @@ import msgspec
 from headport import __version__
 from headport.command import OptionRecord, Outcome
 from headport.errors import UsageError
-from headport.session import available_providers, usable_cpus
+from headport.gpu_probe import probe_gpu
+from headport.providers import PROVIDERS
+from headport.session import available_providers, missing_libraries, usable_cpus
 
 __all__ = ["SUMMARY", "Check", "Diagnosis", "Options", "diagnose", "run"]
 
@@ -84,6 +86,8 @@ def diagnose() -> Diagnosis:
     except UsageError as error:
         providers = ()
         checks.append(Check(name="onnxruntime loads", passed=False, found=str(error)))
+    if PROVIDERS["cuda"].name in providers:
+        checks += [_driver(), _cuda_libraries()]
     return Diagnosis(
         headport=__version__,
         python=platform.python_version(),
@@ -125,6 +129,31 @@ def _onnxruntime_library() -> Check:
         found=", ".join(found) or "not a Linux wheel, not checked",
         advice="a second build was installed over the first; "
         "pip uninstall -y onnxruntime onnxruntime-gpu, then install one of them again",
+    )
+
+
+def _driver() -> Check:
+    probe = probe_gpu()
+    cards = ", ".join(f"{gpu.name} ({gpu.compute_capability})" for gpu in probe.gpus)
+    return Check(
+        name="NVIDIA driver",
+        passed=bool(probe),
+        found=f"{cards}; it serves CUDA {probe.driver}" if probe else str(probe.fault),
+        advice="this ONNX Runtime build is for NVIDIA GPUs: install their driver, or use "
+        "headport[cpu]",
+    )
+
+
+def _cuda_libraries() -> Check:
+    provider = PROVIDERS["cuda"]
+    missing = missing_libraries(provider)
+    # The driver's own library is the check before this one.
+    missing = {name: source for name, source in missing.items() if "driver" not in source}
+    return Check(
+        name="CUDA libraries",
+        passed=not missing,
+        found=f"missing {', '.join(missing)}" if missing else f"{provider.library} finds all",
+        advice="; ".join(f"{name}: {source}" for name, source in missing.items()) or None,
     )
 
 

@@ -9,11 +9,19 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["Gpu", "GpuProbe", "library_packages", "needed_libraries", "probe_gpu"]
+__all__ = [
+    "Gpu",
+    "GpuProbe",
+    "library_packages",
+    "load_library",
+    "needed_libraries",
+    "probe_gpu",
+]
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,23 @@ def _gpu(driver: ctypes.CDLL, index: int) -> Gpu:
         driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
     capability = f"{parts[0].value}.{parts[1].value}"
     return Gpu(name.value.decode(errors="replace"), capability, memory.value)
+
+
+def load_library(name: str) -> bool:
+    """Load a shared library into this process, from the system or from NVIDIA's Python packages.
+
+    What is loaded under its name is found by libraries that ask for that name later.
+    """
+    packaged = (
+        str(file) for entry in sys.path for file in sorted(Path(entry).glob(f"nvidia/*/lib/{name}"))
+    )
+    for place in (name, *packaged):
+        try:
+            ctypes.CDLL(place, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return True
+    return False
 
 
 # Library → distribution that brings it, by CUDA's major version; {0} is that version.

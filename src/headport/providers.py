@@ -36,6 +36,7 @@ class Provider:
     device: str  # where its buffers lie, as ONNX Runtime names it
     options: Mapping[str, str] = field(default_factory=dict)  # of the provider, all explicit
     library: str | None = None  # file in onnxruntime/capi that must load
+    optional: tuple[str, ...] = ()  # libraries that it looks for while it runs
 
 
 PROVIDERS = {
@@ -49,6 +50,7 @@ PROVIDERS = {
             # TF32 keeps ten bits of a factor, and is on by default.
             options={"device_id": "0", "use_tf32": "0"},
             library="libonnxruntime_providers_cuda.so",
+            optional=("libcudnn.so.9", "libcufft.so.12", "libnvrtc.so.13"),
         ),
     )
 }

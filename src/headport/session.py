@@ -6,14 +6,10 @@ options, so they come from the manifest and nothing is left to a library's defau
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import io
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,7 @@ import numpy.typing as npt
 
 from headport.binding import Binding, DeviceArray
 from headport.errors import BundleError, UsageError
-from headport.gpu_probe import library_packages, needed_libraries, probe_gpu
+from headport.gpu_probe import library_packages, load_library, needed_libraries, probe_gpu
 from headport.progress import say
 from headport.providers import AUTO, PROVIDERS, Provider, find_provider, provider_of_target
 
@@ -279,32 +275,17 @@ def missing_libraries(provider: Provider) -> dict[str, str]:
     folder = _library_folder()
     if provider.library is None or folder is None or not (folder / provider.library).is_file():
         return {}
-    _preload()
     needed = needed_libraries(folder / provider.library)
     sources = library_packages(needed)
-    return {name: sources[name] for name in needed if not _loads(name)}
+    missing = {name: sources[name] for name in needed if not load_library(name)}
+    for name in provider.optional:
+        load_library(name)
+    return missing
 
 
 def _library_folder() -> Path | None:
     spec = find_spec("onnxruntime")
     return Path(spec.origin).parent / "capi" if spec and spec.origin else None
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
-
-
-@cache
-def _preload() -> None:
-    # CUDA's libraries out of NVIDIA's own packages; what is missing is reported by us, not printed.
-    ort = _onnxruntime()
-    if hasattr(ort, "preload_dlls"):
-        with contextlib.redirect_stdout(io.StringIO()):
-            ort.preload_dlls()
 
 
 def usable_cpus() -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from importlib.util import find_spec
 from pathlib import Path
 
-from headport.gpu_probe import library_packages, needed_libraries, probe_gpu
+from headport.gpu_probe import library_packages, load_library, needed_libraries, probe_gpu
 from headport.providers import PROVIDERS
 from headport.runner import open_runner
 from headport.session import check_provider
@@ -59,7 +58,7 @@ def check_tensorrt_provider(context: Context) -> Finding:
         raise Unproven("this ONNX Runtime build has no TensorRT provider")
     needed = needed_libraries(file)
     sources = library_packages(needed)
-    missing = [name for name in needed if not _loads(name)]
+    missing = [name for name in needed if not load_library(name)]
     if missing:
         listed = ", ".join(f"{name} ({sources[name]})" for name in missing)
         raise Unproven(f"its libraries are not here: {listed}")
@@ -72,11 +71,3 @@ def check_tensorrt_plans(context: Context) -> Finding:
     if not plans:
         raise Unproven("the bundle carries no TensorRT plan")
     raise Unproven("this release cannot run TensorRT plans")
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
