@@ -19,8 +19,13 @@ import torch
 
 from headport.errors import ExportError
 from headport.export.attention import MaskSpec, attend, traced_cache
-from headport.export.expert_function import ExpertLayout
-from headport.export.experts import Expert, emit_experts, measure_expert
+from headport.export.expert_adapters import dbrx_experts, phimoe_router
+from headport.export.latent_adapters import (
+    deepseek_v2_attention,
+    deepseek_v2_rotary,
+    expand_latents,
+    latent_sizes,
+)
 
 __all__ = [
     "ADAPTERS",
@@ -235,37 +240,6 @@ def _openai_gpt_sizes(self: Any) -> _Sizes:
     return self.n_head, size, size
 
 
-def _expand_latents(
-    self: Any, kv_nope: torch.Tensor, k_rot: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    # Joined instead of written into an empty tensor, which would become a scatter.
-    sizes = [self.qk_nope_head_dim, self.v_head_dim]
-    expanded = self.kv_b_proj(kv_nope.squeeze(1)).unflatten(-1, (-1, sum(sizes))).transpose(1, 2)
-    k_nope, value = expanded.split(sizes, dim=-1)
-    key = torch.cat([k_nope, k_rot.expand(-1, k_nope.shape[1], -1, -1)], dim=-1)
-    return key, value
-
-
-def _latent_sizes(self: Any) -> _Sizes:
-    key_size = self.qk_nope_head_dim + self.qk_rope_head_dim
-    return self.num_heads, key_size, self.v_head_dim
-
-
-def _dbrx_experts(
-    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> torch.Tensor:
-    mlp = self.mlp
-    shape = (self.num_experts, self.ffn_hidden_size, self.hidden_size)
-    gate, up, down = (w.view(shape).transpose(1, 2) for w in (mlp.w1, mlp.v1, mlp.w2))
-    plain = measure_expert(mlp.activation_fn, gated=False, name=type(self).__name__)
-    layout = ExpertLayout(plain.layout.activation, transposed=True)
-    weights = [torch.cat([gate, up], dim=2), down.transpose(1, 2)]
-    y = emit_experts(
-        Expert(layout), hidden_states.flatten(0, 1), top_k_index, top_k_weights, weights
-    )
-    return y.view(hidden_states.shape)
-
-
 _MODELS = "transformers.models"
 # Module class, by where it is defined.
 ADAPTERS: dict[str, Adapter] = {
@@ -281,11 +255,14 @@ ADAPTERS: dict[str, Adapter] = {
         "xglm.modeling_xglm.XGLMAttention": Adapter(_xglm),
         "xglm.modeling_xglm.XGLMSinusoidalPositionalEmbedding": Adapter(_sinusoids),
         "openai.modeling_openai.Attention": Adapter(_openai_gpt, sizes=_openai_gpt_sizes),
-        "dbrx.modeling_dbrx.DbrxExperts": Adapter(_dbrx_experts),
+        "deepseek_v2.modeling_deepseek_v2.DeepseekV2RotaryEmbedding": Adapter(deepseek_v2_rotary),
+        "deepseek_v2.modeling_deepseek_v2.DeepseekV2Attention": Adapter(deepseek_v2_attention),
+        "dbrx.modeling_dbrx.DbrxExperts": Adapter(dbrx_experts),
+        "phimoe.modeling_phimoe.PhimoeTopKRouter": Adapter(phimoe_router),
     }.items()
 }
 # Multi-head latent attention is many classes of one shape.
-_LATENT = Adapter(_expand_latents, method="expand_kv", sizes=_latent_sizes)
+_LATENT = Adapter(expand_latents, method="expand_kv", sizes=latent_sizes)
 
 # Causal-LM class → why it is refused.
 REFUSED: dict[str, str] = {
@@ -316,14 +293,15 @@ def check_family(model: Any) -> None:
         )
 
 
-def _row(module: torch.nn.Module) -> Adapter | None:
-    if hasattr(module, "expand_kv") and hasattr(module, "kv_b_proj"):
-        return _LATENT
-    return ADAPTERS.get(f"{type(module).__module__}.{type(module).__qualname__}")
-
-
 def _rows(model: Any) -> list[tuple[Any, Adapter]]:
-    return [(m, row) for m in model.modules() if (row := _row(m)) is not None]
+    found = []
+    for module in model.modules():
+        if hasattr(module, "expand_kv") and hasattr(module, "kv_b_proj"):
+            found.append((module, _LATENT))
+        row = ADAPTERS.get(f"{type(module).__module__}.{type(module).__qualname__}")
+        if row is not None:
+            found.append((module, row))
+    return found
 
 
 def cached_sizes(model: Any) -> dict[int, _Sizes]:

@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 _BLOCK_BYTES = 1 << 24
+_MASKING = ("Where", "ScatterElements")
 _FREE = {
     "input_ids": ("batch", "sequence"),
     "attention_mask": ("batch", "total_sequence"),
@@ -82,6 +83,7 @@ def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, ...]]) -> 
     _order_ports(model)
     _take_batch_from_ids(model)
     _type_norms(model)
+    _bound_masks(model)
     common_passes.CommonSubexpressionEliminationPass()(model)
     common_passes.RemoveUnusedNodesPass()(model)
     _name_dimensions(model, cache_dims)
@@ -133,6 +135,22 @@ def _type_norms(model: ir.Model) -> None:
         model.graph.insert_before(node, cast)
         node.replace_input_with(0, cast.outputs[0])
         y.type = ir.TensorType(scale.dtype)
+
+
+def _bound_masks(model: ir.Model) -> None:
+    # Routers mask experts with an infinity. What ranks last and weighs nothing does so as well as
+    # the largest finite number, which no cast turns into a NaN.
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or tensor.size != 1 or not tensor.dtype.is_floating_point():
+            continue
+        uses = value.uses()
+        if not uses or any(use.node.op_type not in _MASKING for use in uses):
+            continue
+        number: Any = tensor.numpy()
+        if np.isinf(number).all():
+            bounded = np.nan_to_num(number, nan=np.nan)
+            value.const_value = ir.Tensor(bounded, tensor.dtype, name=value.name)
 
 
 def _name_dimensions(model: ir.Model, cache_dims: Mapping[str, tuple[int, ...]]) -> None:

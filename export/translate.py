@@ -20,7 +20,10 @@ from headport.export.lighten import skip_decompositions
 __all__ = ["optimize_graph", "translate"]
 
 # Operators the exporter has no translation for → what they mean for the model.
-_UNTRANSLATED = {"grouped_mm": "mixture-of-experts layers cannot be exported yet"}
+_UNTRANSLATED = {
+    "grouped_mm": "experts are computed by the model itself instead of through transformers' "
+    "experts interface, and no adapter is known for them; this architecture is refused"
+}
 
 
 def translate(

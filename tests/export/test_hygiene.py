@@ -153,3 +153,25 @@ def test_attention_is_counted() -> None:
     check_attention(backbone(), 1, "M")
     with pytest.raises(ExportError, match="M: 2 attention layers expected in the graph, 1 found"):
         check_attention(backbone(), 2, "M")
+
+
+@pytest.mark.parametrize(
+    ("number", "op_type", "bounded"),
+    [(-np.inf, "Where", True), (np.inf, "Where", True), (-np.inf, "Add", False)],
+)
+def test_masks_are_finite(number: float, op_type: str, bounded: bool) -> None:
+    model = backbone()
+    inputs = {value.name: value for value in model.graph.inputs}
+    mask = ir.node("Cast", [inputs["input_ids"]], {"to": ir.DataType.BOOL})
+    far = ir.val("far", const_value=ir.Tensor(np.array(number, np.float32), name="far"))
+    model.graph.register_initializer(far)
+    key = inputs["past_key_values.0.key"]
+    masked = ir.node(op_type, [mask.outputs[0], far, key] if op_type == "Where" else [far, key])
+    masked.outputs[0].name, mask.outputs[0].name = "masked", "mask"
+    model.graph.insert_before(model.graph[0], [mask, masked])
+    masked.outputs[0].shape, masked.outputs[0].type = ir.Shape(["a"]), key.type
+    finish_graph(model, DIMS)
+    value = far.const_value
+    assert value is not None
+    expected = np.copysign(np.finfo(np.float32).max, number) if bounded else number
+    assert value.numpy() == expected
