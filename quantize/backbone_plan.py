@@ -1,0 +1,120 @@
+"""Which matrix of a backbone is stored how: one format for all, and overrides by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, cast
+
+from headport.errors import QuantizeError, UsageError
+from headport.manifest import StoredMatrix
+from headport.quantize.blocks import BLOCKS
+
+__all__ = ["BACKBONE_FORMATS", "BackboneRequest", "Override", "parse_override", "plan_matrices"]
+
+FormatName = Literal["fp16", "int8", "int4"]
+_HAS_BLOCKS = {"fp16": False, "int8": True, "int4": True}
+BACKBONE_FORMATS = ("none", *_HAS_BLOCKS)
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class Override:
+    """Matrices whose name fits a pattern, and how they are stored; None: as they are."""
+
+    pattern: str
+    stored: StoredMatrix | None
+
+
+@dataclass(frozen=True)
+class BackboneRequest:
+    """What is asked of a backbone."""
+
+    matrices: StoredMatrix | None  # all that no override names
+    overrides: tuple[Override, ...]  # the last one that fits decides
+    embedding: StoredMatrix | None
+    activations: Literal["rounded", "exact"]
+
+    def __bool__(self) -> bool:
+        return bool(self.matrices or self.overrides or self.embedding)
+
+
+def stored_matrix(format_name: str, block: int, option: str) -> StoredMatrix | None:
+    """A format and block as they are recorded; None for `none`.
+
+    Raises:
+        UsageError: If either does not exist.
+    """
+    if format_name not in BACKBONE_FORMATS:
+        known = ", ".join(BACKBONE_FORMATS)
+        raise UsageError(f"{option}: format {format_name!r} is not one of {known}")
+    if format_name == "none":
+        return None
+    if not _HAS_BLOCKS[format_name]:
+        return StoredMatrix(format=cast("FormatName", format_name), block=None)
+    if block not in BLOCKS:
+        raise UsageError(f"{option}: block {block} is not one of {', '.join(map(str, BLOCKS))}")
+    return StoredMatrix(format=cast("FormatName", format_name), block=block)
+
+
+def parse_override(text: str, block: int) -> Override:
+    """Read `PATTERN=FORMAT` or `PATTERN=FORMAT:BLOCK`.
+
+    Args:
+        text: As given; `*` and `?` in the pattern stand for any characters and any one.
+        block: Block where the text names none.
+
+    Raises:
+        UsageError: If it has another form, or the format or block does not exist.
+    """
+    pattern, equals, stored = text.rpartition("=")
+    format_name, colon, number = stored.partition(":")
+    if not (equals and pattern) or (colon and not number.isdecimal()):
+        raise UsageError(
+            f"--override {text}: PATTERN=FORMAT or PATTERN=FORMAT:BLOCK expected, such as "
+            "'model.layers.0.*=none' or '*.down_proj=int8:32'"
+        )
+    option = f"--override {text}"
+    if colon and not _HAS_BLOCKS.get(format_name, True):
+        raise UsageError(f"{option}: {format_name} has no blocks")
+    return Override(pattern, stored_matrix(format_name, int(number) if colon else block, option))
+
+
+def plan_matrices(
+    names: Sequence[str], request: BackboneRequest, left: Iterable[str] = ()
+) -> dict[str, StoredMatrix]:
+    """Each matrix that is stored in fewer bits.
+
+    Args:
+        names: The backbone's matrices, by the weight's name.
+        request: What is asked.
+        left: Weights that are no such matrix; a pattern that fits only these is told so.
+
+    Raises:
+        QuantizeError: If a pattern fits no matrix.
+    """
+    plan = dict.fromkeys(names, request.matrices)
+    faults = []
+    for override in request.overrides:
+        fitting = [name for name in names if _fits(name, override.pattern)]
+        if not fitting:
+            kept = any(_fits(name, override.pattern) for name in left)
+            faults.append(override.pattern + (" (no product reads it)" if kept else ""))
+        plan |= dict.fromkeys(fitting, override.stored)
+    if faults:
+        known = ", ".join(_module(name) for name in names[:8]) or "none"
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        raise QuantizeError(
+            f"--override: no matrix of the backbone fits {', '.join(map(repr, faults))}; "
+            f"its matrices are {known}{more}"
+        )
+    return {name: stored for name, stored in plan.items() if stored is not None}
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(_WEIGHT)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(_module(name), pattern) or fnmatchcase(name, pattern)
