@@ -23,6 +23,7 @@ Int64 = npt.NDArray[np.int64]
 
 WINDOW = 512  # tokens that see each other
 _PART = 1024
+_CONTEXT = 24  # tokens shown before one
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,15 @@ class States:
 
     states: Float32  # [N, H]
     targets: Int64  # [N]
+    ids: Int64  # the token of each position, [N]
+    starts: Int64  # the first position of each position's window, [N]
+    tokens: Tokens
+
+    def context(self, position: int) -> str:
+        """The token that follows a position, behind the end of what comes before it."""
+        first = max(int(self.starts[position]), position - _CONTEXT + 1)
+        before = self.tokens.decode(self.ids[first : position + 1].tolist())
+        return f"{before[-40:]!r} → {self.tokens.decode([int(self.targets[position])])!r}"
 
     def parts(self) -> Iterator[Float32]:
         """States a few at a time."""
@@ -73,7 +83,10 @@ def collect_states(
         targets[done : done + length] = window[1:]
         done += length
     states.flush()
-    return States(states, targets)
+    ids = np.concatenate([window[:-1] for window in windows])
+    lengths = np.array([len(window) - 1 for window in windows])
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return States(states, targets, ids, starts, tokens)
 
 
 def _windows(tokens: Tokens, files: Sequence[Path], limit: int | None) -> list[Int64]:

@@ -36,15 +36,22 @@ RULES = (
     rule("headport.session", f"{BASE} onnxruntime", "headport", ROOM_NAMES + GRAPH_CODE),
     rule("headport.graphs", f"{BASE} onnx_ir", "headport", ROOM_NAMES),
     rule("headport.lowering", f"{BASE} onnx_ir", "headport", ROOM_NAMES),
+    rule("headport.merge", f"{BASE} onnx_ir", "headport", ROOM_NAMES),
     rule(
         "headport.export",
         f"{BASE} torch transformers onnx onnx_ir onnxscript tokenizers gguf accelerate",
         "headport",
         ("headport.quantize", "headport.runtime", "headport.validate"),
     ),
+    rule(  # texts are tokenised as the runtime does it
+        "headport.quantize.states",
+        BASE,
+        "headport",
+        ("headport.export", "headport.validate", *GRAPH_CODE),
+    ),
     rule(
         "headport.quantize",
-        f"{BASE} onnx_ir",
+        f"{BASE} onnx_ir ml_dtypes",
         "headport",
         ("headport.export", "headport.runtime", "headport.validate"),
     ),
@@ -239,6 +246,7 @@ def test_no_import_cycles():
         ("headport.bundle", "from headport.runtime import Generator"),
         ("headport.runner", "import onnxruntime"),
         ("headport.lowering.match", "import headport.runtime.text"),
+        ("headport.merge.genai", "from headport.runtime import Generator"),
         ("headport.validate.gates", "import pandas"),
     ],
 )

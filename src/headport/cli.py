@@ -24,8 +24,11 @@ __all__ = ["main"]
 COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("headport.export.command", "Export a checkpoint to a portable bundle."),
     "quantize": ("headport.quantize.command", "Quantise the head of a portable bundle."),
+    "sweep": ("headport.quantize.sweep", "Try recipes for a head; show what each costs and loses."),
     "lower": ("headport.lowering.command", "Lower a portable bundle to one target."),
+    "merge": ("headport.merge.command", "Merge a bundle into one model.onnx for other runtimes."),
     "build": ("headport.build", "Run the stages of a recipe: export, quantise, lower."),
+    "reference": ("headport.validate.recording", "Store a reference for validation without torch."),
     "validate": ("headport.validate.command", "Compare a bundle with its PyTorch reference."),
     "gpu-check": ("headport.validate.gpu.command", "Check on a GPU what only a GPU can show."),
     "generate": ("headport.runtime.command", "Generate text from a bundle, streaming."),
