@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from headport.export.attention import traced_cache
-from headport.export.recurrent import RecurrentCache, convolve, emit_scan
-from headport.export.recurrent_functions import LINEAR_SCAN
+from headport.export.recurrent import convolve, emit_scan
+from headport.export.recurrent_cache import RecurrentCache
+from headport.export.scan_functions import LINEAR_SCAN
 from headport.export.states import StateShape
 
 __all__ = ["module_states", "states_in_modules"]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from headport.errors import ExportError
-from headport.export.recurrent_functions import CHUNK
+from headport.export.scan_functions import CHUNK
 
 __all__ = ["StateKind", "StateShape", "chunk_lengths", "layer_states"]
 

@@ -21,7 +21,8 @@ from headport.export.experts import one_op_per_layer
 from headport.export.functions import DOMAIN, POSITIONS
 from headport.export.hygiene import check_attention, finish_graph, store_transposed
 from headport.export.onnx_weights import bind_weights, fake_weights
-from headport.export.recurrent import RecurrentCache, one_recurrence
+from headport.export.recurrent import one_recurrence
+from headport.export.recurrent_cache import RecurrentCache
 from headport.export.recurrent_gemma import module_states, states_in_modules
 from headport.export.states import StateShape, layer_states
 from headport.export.translate import optimize_graph, translate

@@ -17,14 +17,10 @@ from headport.bundle import Bundle
 from headport.errors import ExportError, ParityError
 from headport.export import functions, recurrent
 from headport.export.command import Options, export
-from headport.export.recurrent import RecurrentCache, one_recurrence
-from headport.export.recurrent_functions import (
-    CONVOLUTION,
-    DELTA_RULE,
-    DUAL_SCAN,
-    NEW_TOKENS,
-    SELECTIVE_SCAN,
-)
+from headport.export.recurrent import one_recurrence
+from headport.export.recurrent_cache import RecurrentCache
+from headport.export.recurrent_functions import CONVOLUTION, NEW_TOKENS
+from headport.export.scan_functions import DELTA_RULE, DUAL_SCAN, SELECTIVE_SCAN
 from headport.export.states import StateShape
 from headport.graphs import load_graphs, write_graphs
 from headport.inspection import describe

@@ -12,14 +12,8 @@ import onnxruntime
 import pytest
 
 from headport.export.functions import DOMAIN, OPSET, define_functions
-from headport.export.recurrent_functions import (
-    CONVOLUTION,
-    DELTA_RULE,
-    DUAL_SCAN,
-    LINEAR_SCAN,
-    NEW_TOKENS,
-    SELECTIVE_SCAN,
-)
+from headport.export.recurrent_functions import CONVOLUTION, NEW_TOKENS
+from headport.export.scan_functions import DELTA_RULE, DUAL_SCAN, LINEAR_SCAN, SELECTIVE_SCAN
 
 Array = npt.NDArray[Any]
 B, D, N, H, P, G = 5, 6, 3, 4, 5, 2
