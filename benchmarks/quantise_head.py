@@ -56,8 +56,9 @@ def main() -> int:
     _compensation(report)
     _reading(report)
     print(
-        f"\n{len(report.trials)} recipes in {seconds:.0f} s, of which {report.seconds_backbone:.0f} "
-        f"s for the backbone; slowest recipe {max(t.seconds for t in report.trials):.1f} s"
+        f"\n{len(report.trials)} recipes in {seconds:.0f} s, of which "
+        f"{report.seconds_backbone:.0f} s for the backbone; slowest recipe "
+        f"{max(t.seconds for t in report.trials):.1f} s"
     )
     return 0
 
@@ -108,7 +109,7 @@ def _reading(report: SweepReport) -> None:
 
 
 def _read_seconds(count: int) -> float:
-    # Fresh buffers, larger together than the last-level cache, so that every pass comes from memory.
+    # Buffers in turn, so that every pass finds its own pushed out of the caches.
     buffers = [np.ones(max(1, count // 8), np.float64) for _ in range(6)]
     seconds = []
     for turn in range(18):
