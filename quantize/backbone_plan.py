@@ -7,16 +7,33 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, cast
 
+import msgspec
+
 from headport.errors import QuantizeError, UsageError
 from headport.manifest import StoredMatrix
 from headport.quantize.blocks import BLOCKS
+from headport.quantize.options import Options
 
-__all__ = ["BACKBONE_FORMATS", "BackboneRequest", "Override", "parse_override", "plan_matrices"]
+__all__ = [
+    "BACKBONE_FORMATS",
+    "BackboneRequest",
+    "Override",
+    "backbone_request",
+    "parse_override",
+    "plan_matrices",
+    "refuse_head_options",
+]
 
 FormatName = Literal["fp16", "int8", "int4"]
 _HAS_BLOCKS = {"fp16": False, "int8": True, "int4": True}
+_DEFAULT_BLOCK = {"int8": 64, "int4": 32}
+_EMBEDDING_FORMATS = ("none", "fp16", "int8")
 BACKBONE_FORMATS = ("none", *_HAS_BLOCKS)
 _WEIGHT = ".weight"
+_HEAD_OPTIONS = (
+    *("block", "asymmetric", "calibration", "calibration_tokens"),
+    *("activations", "rescore", "certify", "bound"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +57,53 @@ class BackboneRequest:
         return bool(self.matrices or self.overrides or self.embedding)
 
 
-def stored_matrix(format_name: str, block: int, option: str) -> StoredMatrix | None:
-    """A format and block as they are recorded; None for `none`.
+def backbone_request(options: Options) -> BackboneRequest:
+    """What options ask of a backbone; false if nothing.
+
+    Raises:
+        UsageError: If they contradict each other, or name what does not exist.
+    """
+    if options.backbone_activations not in ("rounded", "exact"):
+        raise UsageError(
+            f"--backbone-activations {options.backbone_activations}: use rounded or exact"
+        )
+    if options.embedding not in _EMBEDDING_FORMATS:
+        known = ", ".join(_EMBEDDING_FORMATS)
+        raise UsageError(f"--embedding {options.embedding}: use one of {known}")
+    if options.embedding_block is not None and options.embedding != "int8":
+        raise UsageError("--embedding-block has no meaning without --embedding int8")
+    block = options.backbone_block
+    if block is not None and not options.override and not _HAS_BLOCKS.get(options.backbone, False):
+        raise UsageError("--backbone-block has no meaning without --backbone int8 or int4")
+    shared = options.block if options.head == "int8" else None
+    return BackboneRequest(
+        matrices=stored_matrix(options.backbone, block, "--backbone"),
+        overrides=tuple(parse_override(text, block) for text in options.override),
+        embedding=stored_matrix(
+            options.embedding, options.embedding_block or shared, "--embedding"
+        ),
+        activations=options.backbone_activations,
+    )
+
+
+def refuse_head_options(options: Options) -> None:
+    """Refuse what only a head that is quantised could heed.
+
+    Raises:
+        UsageError: If such an option is given.
+    """
+    fields = {f.name: f for f in msgspec.structs.fields(Options)}
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in _HEAD_OPTIONS
+        if getattr(options, name) != fields[name].default
+    ]
+    if given:
+        raise UsageError(f"{', '.join(given)} has no meaning without --head")
+
+
+def stored_matrix(format_name: str, block: int | None, option: str) -> StoredMatrix | None:
+    """A format and block (None: the format's own) as they are recorded; None for `none`.
 
     Raises:
         UsageError: If either does not exist.
@@ -53,17 +115,18 @@ def stored_matrix(format_name: str, block: int, option: str) -> StoredMatrix | N
         return None
     if not _HAS_BLOCKS[format_name]:
         return StoredMatrix(format=cast("FormatName", format_name), block=None)
+    block = block or _DEFAULT_BLOCK[format_name]
     if block not in BLOCKS:
         raise UsageError(f"{option}: block {block} is not one of {', '.join(map(str, BLOCKS))}")
     return StoredMatrix(format=cast("FormatName", format_name), block=block)
 
 
-def parse_override(text: str, block: int) -> Override:
+def parse_override(text: str, block: int | None) -> Override:
     """Read `PATTERN=FORMAT` or `PATTERN=FORMAT:BLOCK`.
 
     Args:
         text: As given; `*` and `?` in the pattern stand for any characters and any one.
-        block: Block where the text names none.
+        block: Block where the text names none; None for the format's own.
 
     Raises:
         UsageError: If it has another form, or the format or block does not exist.

@@ -1,4 +1,4 @@
-"""`headport quantize`: portable bundle → portable bundle whose head is stored in fewer bits."""
+"""`headport quantize`: portable bundle → portable bundle with weights stored in fewer bits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any
 
 import msgspec
 
-from headport.bundle import Bundle, draft_bundle
+from headport.bundle import Bundle, check_output, draft_bundle
 from headport.command import Outcome
+from headport.errors import UsageError
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
+from headport.ledger import find_tensor
+from headport.manifest import Head, Manifest, Stage
+from headport.quantize.backbone import quantize_backbone
+from headport.quantize.backbone_plan import backbone_request, refuse_head_options
+from headport.quantize.backbone_report import backbone_lines
 from headport.quantize.calibration import Calibration, calibrate, calibration_record
 from headport.quantize.check import check_head
 from headport.quantize.head import HEAD, check_options, quantisable_head, quantise_head
@@ -21,20 +27,40 @@ from headport.selftest import write_selftest
 
 __all__ = ["SUMMARY", "Options", "quantize", "run"]
 
-SUMMARY = "Quantise the head of a portable bundle; the backbone and the embedding stay as they are."
+SUMMARY = "Quantise the head, the backbone or the embedding of a portable bundle."
 
 
 def quantize(options: Options) -> Bundle:
-    """Quantise the head of a bundle.
+    """Quantise a bundle: its backbone and embedding first, then its head, as far as asked.
 
     Raises:
-        UsageError: If the options contradict each other.
-        QuantizeError: If the bundle is lowered, its head is quantised already, or its weight
-            cannot be stored as asked.
+        UsageError: If the options contradict each other, or ask for nothing.
+        QuantizeError: If the bundle is lowered, what is asked for is quantised already, or a
+            weight cannot be stored as asked.
         OutputError: If the output cannot be written.
-        ParityError: If the written head does not multiply with the rounded weight.
+        ParityError: If what was written does not multiply with the rounded weights.
     """
+    request = backbone_request(options)
+    if options.head == "none":
+        refuse_head_options(options)
+        if not request:
+            raise UsageError(
+                "nothing to quantise: give --head, --backbone, --override or --embedding"
+            )
+        return quantize_backbone(options.bundle, options.output, request, force=options.force)
     check_options(options)
+    if not request:
+        return _quantize_head(options)
+    quantisable_head(Bundle.open(options.bundle))
+    check_output(options.output, force=options.force)
+    parent = options.output.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".quantize.", dir=parent) as folder:
+        first = quantize_backbone(options.bundle, Path(folder) / options.output.name, request)
+        return _quantize_head(msgspec.structs.replace(options, bundle=first.path))
+
+
+def _quantize_head(options: Options) -> Bundle:
     source = Bundle.open(options.bundle)
     quantisable_head(source)
     with draft_bundle(options.output, force=options.force) as draft:
@@ -43,7 +69,7 @@ def quantize(options: Options) -> Bundle:
         models = load_graphs(source) | made.models
         new_heads = {name: f"{name}.onnx" for name in models.keys() - source.manifest.graphs.keys()}
         manifest = rewrite_bundle(source, models, draft.path, new_heads)
-        heads = {**manifest.heads, HEAD: made.entry}
+        heads = {**manifest.heads, HEAD: _as_stored(manifest, made.entry)}
         preview = draft.preview(msgspec.structs.replace(manifest, heads=heads))
         check = check_head(source, preview, made.bias, name=HEAD, calibration=calibration)
         report = make_report(
@@ -56,6 +82,14 @@ def quantize(options: Options) -> Bundle:
             chosen |= {"calibration": calibration_record(options.calibration)}
         manifest = write_selftest(preview)
         return draft.commit(add_stage(manifest, "quantize", chosen, asdict(report)))
+
+
+def _as_stored(manifest: Manifest, head: Head) -> Head:
+    """The entry with the ledger's name of the weight, which an INT8 embedding may share."""
+    weight = find_tensor(manifest, head.graph, head.weight)
+    readers = {consumer.partition(":")[0] for consumer in weight.consumers}
+    tied = any(manifest.graphs[name].role == "backbone" for name in readers)
+    return msgspec.structs.replace(head, weight=weight.name, tied=tied)
 
 
 def _calibration(options: Options, source: Bundle) -> Calibration | None:
@@ -73,8 +107,15 @@ def _calibration(options: Options, source: Bundle) -> Calibration | None:
 def run(options: Options) -> Outcome:
     """Quantise and say what was made."""
     bundle = quantize(options)
-    stage = bundle.manifest.provenance.stages[-1]
-    return Outcome(summary(bundle, stage.options, stage.report), _document(options, bundle))
+    made = 1 + (options.head != "none" and bool(backbone_request(options)))
+    text = "\n".join(_stage_text(bundle, s) for s in bundle.manifest.provenance.stages[-made:])
+    return Outcome(text, _document(options, bundle))
+
+
+def _stage_text(bundle: Bundle, stage: Stage) -> str:
+    if "backbone" in stage.options:
+        return "\n".join(backbone_lines(bundle.path.name, stage.report))
+    return summary(bundle, stage.options, stage.report)
 
 
 def _document(options: Options, bundle: Bundle) -> dict[str, Any]:

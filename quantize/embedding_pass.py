@@ -17,9 +17,7 @@ from headport.manifest import StoredMatrix
 from headport.quantize.backbone_pass import register_stored
 from headport.quantize.formats import StoredWeight
 
-__all__ = ["EMBEDDING_FORMATS", "store_table"]
-
-EMBEDDING_FORMATS = ("none", "fp16", "int8")
+__all__ = ["store_table"]
 
 
 def store_table(model: ir.Model, table: Table, stored: StoredWeight, how: StoredMatrix) -> None:

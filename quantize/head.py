@@ -124,7 +124,7 @@ def _format(options: Options) -> str:
 def _quantization(options: Options) -> Quantization:
     # Python callers may hand over a record that no command line or recipe has checked.
     kind = FORMATS.get(_format(options))
-    if kind is None:
+    if kind is None or options.head == "none":
         raise UsageError(f"--head {options.head}: use one of {', '.join(FORMATS)}")
     activations = ("residual", "rounded", "exact")
     if options.activations not in activations:

@@ -16,9 +16,9 @@ class Options(OptionRecord, frozen=True):
     bundle: Annotated[Path, positional("portable bundle to read")]
     output: Annotated[Path, option("bundle folder to write", flag="-o", metavar="BUNDLE")]
     head: Annotated[
-        Literal["int8", "int8-row", "int4", "fp16", "bf16", "fp8"],
-        option("how the head's weight is stored"),
-    ]
+        Literal["none", "int8", "int8-row", "int4", "fp16", "bf16", "fp8"],
+        option("how the head's weight is stored; none: as it is"),
+    ] = "none"
     block: Annotated[
         Literal[16, 32, 64, 128, 256] | None,
         option("int8, int4: weights of a row that share a scale (default: int8 64, int4 32)"),
@@ -57,4 +57,35 @@ class Options(OptionRecord, frozen=True):
     bound: Annotated[
         Literal["row", "block"], option("certify: one norm per row, or one per block of it")
     ] = "row"
+    backbone: Annotated[
+        Literal["none", "fp16", "int8", "int4"],
+        option("how the backbone's matrices are stored; none: as they are"),
+    ] = "none"
+    backbone_block: Annotated[
+        Literal[16, 32, 64, 128, 256] | None,
+        option("backbone: weights of an output that share a scale (default: int8 64, int4 32)"),
+    ] = None
+    override: Annotated[
+        tuple[str, ...],
+        option(
+            "other formats for the matrices that a pattern fits, such as '*.down_proj=int8:32' or "
+            "'model.layers.0.*=none'; the last pattern that fits decides",
+            metavar="PATTERN=FORMAT[:BLOCK]",
+        ),
+    ] = ()
+    backbone_activations: Annotated[
+        Literal["rounded", "exact"],
+        option(
+            "backbone, once lowered: its kernels round their inputs to INT8, or do not (int8: "
+            "then no kernel is faster than float32)"
+        ),
+    ] = "rounded"
+    embedding: Annotated[
+        Literal["none", "fp16", "int8"],
+        option("how the input embedding is stored; none: as it is"),
+    ] = "none"
+    embedding_block: Annotated[
+        Literal[16, 32, 64, 128, 256] | None,
+        option("embedding int8: weights of a row that share a scale (default: the head's, or 64)"),
+    ] = None
     force: Annotated[bool, option("replace an existing bundle")] = False

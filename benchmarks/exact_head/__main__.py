@@ -3,7 +3,8 @@
 `python -m benchmarks.exact_head --work FOLDER` prints
 1. block × rows × bound × M: positions whose best token, and whose ten best, are proved, and the
    time of one head step beside plain INT8 + TopK and float32 + TopK;
-2. mean KL and perplexity ratio of rescored logits against the original head, in float64.
+2. mean KL and perplexity ratio of rescored logits against the original head, in float64;
+3. argmax flips of the kernel's rounded activations, with one row and with residual rows.
 `--hunt N` runs N adversarial rows and the texts' own positions through the shipped graphs and
 counts false certificates. `--generate P` continues P prompts with `exact=True` and replays every
 token on the float32 bundle. `--only` picks parts. Bundles are made once and kept in FOLDER.
@@ -19,12 +20,13 @@ from pathlib import Path
 
 from benchmarks.exact_head.bench import Bench
 from benchmarks.exact_head.false_certificates import false_certificates
+from benchmarks.exact_head.flips import flips
 from benchmarks.exact_head.generation import generation
 from benchmarks.exact_head.quality import quality
 from benchmarks.exact_head.table import table
 from headport.session import library_version
 
-_PARTS = ("table", "quality")
+_PARTS = ("table", "quality", "flips")
 
 
 def main() -> int:
@@ -51,6 +53,8 @@ def main() -> int:
         table(bench, tuple(found.blocks), found.rounds)
     if "quality" in found.only:
         quality(bench)
+    if "flips" in found.only:
+        flips(bench)
     passed = True
     if found.hunt:
         passed &= false_certificates(bench, found.hunt)

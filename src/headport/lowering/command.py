@@ -130,10 +130,11 @@ def _lowered(manifest: Manifest, models: dict[str, ir.Model], target: Target) ->
 
 
 def _renamed(head: Head, model: ir.Model) -> Head:
-    packed = packed_name(head.weight)
-    if packed not in model.graph.initializers:
+    # By the graph: an INT8 weight may be shared with the embedding and have another name there.
+    packed = [name for name in model.graph.initializers if name.endswith(packed_name(""))]
+    if not packed:
         return head
-    return msgspec.structs.replace(head, weight=packed)
+    return msgspec.structs.replace(head, weight=packed[0], tied=False)
 
 
 def _computed(head: Head, target: Target) -> Head:
