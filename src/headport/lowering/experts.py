@@ -34,8 +34,9 @@ _ACTIVATIONS = {
     ("gelutanh", False): "gelu",
     ("relu", False): "relu",
 }
+_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _INTERLEAVED = 1  # swiglu_fusion: gate and up rows in turn
-_NOT_CHOSEN = -1e9  # exp of it is 0 beside any logarithm of a weight
+_NOT_CHOSEN = -6e4  # exp of it is 0 beside any logarithm of a weight; float16 holds it
 _SMALLEST = 1e-30  # a weight of zero is still chosen
 
 
@@ -62,8 +63,8 @@ def _features(call: ir.Node) -> tuple[str, frozenset[str]]:
 def _obstacle(call: ir.Node) -> str:
     activation, flags = _features(call)
     x, ids, _, *weights = call.inputs
-    if x is None or x.dtype != ir.DataType.FLOAT:
-        return f"{_OPERATOR} computes in float on CPU, {x and x.dtype} found"
+    if x is None or x.dtype not in _DTYPES:
+        return f"{_OPERATOR} computes in float or float16 on CPU, {x and x.dtype} found"
     if (activation, "gated" in flags) not in _ACTIVATIONS or flags - set(_FLAGS):
         return f"{_OPERATOR} has no such activation"
     if "clamped" in flags and activation != "swiglu":
@@ -126,7 +127,8 @@ def _router(
     typed = emit.op("Cast", [weights], "weights_float", to=ir.DataType.FLOAT)
     bounded = emit.op("Max", [typed, emit.scalar(_SMALLEST, np.float32)], "weights_bounded")
     logarithm = emit.op("Log", [bounded], "weights_log")
-    return emit.op("ScatterElements", [nothing, ids, logarithm], "router", axis=1)
+    router = emit.op("ScatterElements", [nothing, ids, logarithm], "router_float", axis=1)
+    return emit.op("CastLike", [router, x], "router")
 
 
 def _arranged(model: ir.Model, value: ir.Value, *, turned: bool, apart: bool) -> ir.Value:
