@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.zoo_recurrent import RECURRENT
 from tests.conftest import VOCAB_SIZE, save_tokenizer
 
 __all__ = ["REFUSED", "ZOO", "Family", "Refusal", "save_checkpoint"]
@@ -368,7 +369,11 @@ _ROUTED = (
     ),
 )
 
-ZOO: tuple[Family, ...] = (*_DENSE, *_ROUTED)
+_RECURRENT = tuple(
+    Family(name, config, settings, shows, routed=routed)
+    for name, config, settings, shows, routed in RECURRENT
+)
+ZOO: tuple[Family, ...] = (*_DENSE, *_ROUTED, *_RECURRENT)
 
 REFUSED: tuple[Refusal, ...] = (
     Refusal(
