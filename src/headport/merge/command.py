@@ -1,0 +1,225 @@
+"""`headport merge`: bundle → one model.onnx that other runtimes load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import onnx_ir as ir
+
+from headport import __version__
+from headport.bundle import Bundle, draft_bundle
+from headport.command import OptionRecord, Outcome, option, positional
+from headport.errors import MergeError, OutputError, ParityError
+from headport.graphs import INLINE_BYTES, load_graphs
+from headport.lowering.emit import attribute
+from headport.manifest import Manifest
+from headport.merge.companions import (
+    RECORD,
+    read_config,
+    write_companions,
+    write_json,
+    write_record,
+)
+from headport.merge.genai import CONFIG_FILE, genai_config, left_out
+from headport.merge.graph import join_head, mask_from_lengths, store_once, take_position_ids
+from headport.merge.parity import HEAD, MergeParity, check_merged, plan_cases
+from headport.merge.runtimes import RUNTIMES, Runtime, faults
+
+__all__ = ["SUMMARY", "MergeReport", "Options", "merge", "run"]
+
+SUMMARY = "Merge a bundle's graphs into one model.onnx for onnxruntime-genai and Optimum."
+
+MODEL_FILE = "model.onnx"
+DATA_FILE = "model.onnx.data"
+_ALIGNMENT_BYTES = 4096  # ONNX Runtime maps external data page-wise
+
+
+class Options(OptionRecord, frozen=True):
+    """Options of `headport merge`."""
+
+    bundle: Annotated[Path, positional("bundle to read: portable, or lowered to ort-cpu")]
+    output: Annotated[Path, option("folder to write", flag="-o", metavar="FOLDER")]
+    runtime: Annotated[
+        Literal["genai", "optimum", "both"],
+        option("what will load it: onnxruntime-genai, Optimum's ORTModelForCausalLM, or both"),
+    ] = msgspec.field(default="both", name="for")
+    force: Annotated[bool, option("replace a folder that `merge` wrote")] = False
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What merging did and how the written file answers."""
+
+    runtimes: tuple[str, ...]
+    head: str  # the graph that gives the logits
+    position_ids: bool  # whether they are an input
+    initializers_shared: int  # readers of a tensor that another initialiser holds already
+    data_bytes: int
+    changed_files: tuple[str, ...]  # companions that are not the bundle's bytes
+    defaults_left_out: tuple[str, ...]  # generation defaults that genai_config.json cannot hold
+    parity: MergeParity
+
+
+def merge(options: Options) -> MergeReport:
+    """Merge a bundle's backbone and head into one graph, with the names other runtimes use.
+
+    Raises:
+        MergeError: Naming everything in the bundle that such a runtime cannot run.
+        OutputError: If the output cannot be written.
+        ParityError: If the written file does not answer like the bundle.
+    """
+    source = Bundle.open(options.bundle)
+    if source.path.absolute() in (options.output.absolute(), *options.output.absolute().parents):
+        raise OutputError(f"{options.output} lies in the bundle that is merged; choose another")
+    runtimes = _runtimes(options)
+    config = read_config(source)
+    found = faults(source.manifest, config, runtimes)
+    if found:
+        raise MergeError(f"{source.path} cannot be merged: " + "; ".join(found))
+    names = [runtime.name for runtime in runtimes]
+    with draft_bundle(options.output, force=options.force, marker=RECORD) as draft:
+        models = load_graphs(source)
+        manifest = source.manifest
+        windows = _windows(_backbone(manifest, models))
+        model, positions = _merged(manifest, models, names)
+        shared = store_once(model)
+        _say_origin(model, manifest)
+        _save(model, draft.path)
+        changed = write_companions(source, draft.path)
+        if "genai" in names:
+            genai = genai_config(manifest, config, MODEL_FILE, manifest.heads[HEAD].vocab_size)
+            write_json(draft.path / CONFIG_FILE, genai)
+        write_record(source, names, draft.path)
+        draft.move()
+        sides = tuple(runtime.padding for runtime in runtimes)
+        cases = plan_cases(
+            manifest.model.max_context, windows, manifest.heads[HEAD].vocab_size, sides
+        )
+        parity = check_merged(source, draft.path / MODEL_FILE, cases, windows)
+        _require(parity, names)
+        report = MergeReport(
+            runtimes=tuple(names),
+            head=_head_graph(manifest),
+            position_ids=positions,
+            initializers_shared=shared,
+            data_bytes=(draft.path / DATA_FILE).stat().st_size,
+            changed_files=tuple(changed),
+            defaults_left_out=tuple(left_out(manifest)) if "genai" in names else (),
+            parity=parity,
+        )
+        draft.place()
+    return report
+
+
+def _runtimes(options: Options) -> list[Runtime]:
+    return [RUNTIMES[n] for n in (RUNTIMES if options.runtime == "both" else [options.runtime])]
+
+
+def _backbone(manifest: Manifest, models: dict[str, ir.Model]) -> ir.Model:
+    return next(models[name] for name, g in manifest.graphs.items() if g.role == "backbone")
+
+
+def _head_graph(manifest: Manifest) -> str:
+    head = manifest.heads[HEAD]
+    return head.graph if head.candidates is None else head.candidates.full
+
+
+def _windows(backbone: ir.Model) -> tuple[int, ...]:
+    # Portable calls name it `window`, GroupQueryAttention `local_window_size`, -1 for none.
+    found = [attribute(n, "window", attribute(n, "local_window_size", 0)) for n in backbone.graph]
+    return tuple(max(0, int(width)) for width in found)
+
+
+def _merged(
+    manifest: Manifest, models: dict[str, ir.Model], names: Sequence[str]
+) -> tuple[ir.Model, bool]:
+    model = join_head(_backbone(manifest, models), models[_head_graph(manifest)])
+    # Optimum asks for an input of this name; where genai reads the file too, positions stay in the
+    # graph, which is right for padding on either side.
+    positions = list(names) == ["optimum"] and take_position_ids(model)
+    if manifest.target == "ort-cpu":
+        mask_from_lengths(model)
+    return model, positions
+
+
+def _say_origin(model: ir.Model, manifest: Manifest) -> None:
+    # The file may be moved away from its folder; what changes its answers goes with it.
+    model.producer_name, model.producer_version = "headport", __version__
+    model.metadata_props["headport.checkpoint"] = manifest.provenance.checkpoint
+    model.metadata_props["headport.checkpoint_sha256"] = manifest.provenance.sha256
+    model.metadata_props["headport.session_options"] = msgspec.json.encode(
+        manifest.session_options, order="sorted"
+    ).decode()
+
+
+def _save(model: ir.Model, folder: Path) -> None:
+    ir.save(
+        model,
+        folder / MODEL_FILE,
+        external_data=DATA_FILE,
+        size_threshold_bytes=INLINE_BYTES,
+        alignment=_ALIGNMENT_BYTES,
+        align_threshold=_ALIGNMENT_BYTES,
+    )
+
+
+def _require(parity: MergeParity, names: Sequence[str]) -> None:
+    if not parity:
+        raise ParityError(
+            "the merged file does not answer like the bundle: "
+            f"{_worst(parity.bundle_options.errors)} of the largest |logit|, {parity.limit:.0e} "
+            "is accepted; nothing was written"
+        )
+    if "optimum" in names and not parity.default_options.within(parity.limit):
+        raise ParityError(
+            "under ONNX Runtime's default session options, which Optimum uses, the merged file "
+            f"answers differently: {_worst(parity.default_options.errors)} of the largest |logit|, "
+            f"{parity.limit:.0e} is accepted; nothing was written. Merge it for genai, whose "
+            "configuration holds the bundle's options"
+        )
+
+
+def _worst(errors: dict[str, float]) -> str:
+    name = max(errors, key=lambda key: errors[key])
+    return f"{name!r} differs by {errors[name]:.2g}"
+
+
+def run(options: Options) -> Outcome:
+    """Merge and say what was checked and what other session options change."""
+    report = merge(options)
+    document = {"output": str(options.output), **asdict(report)}
+    return Outcome("\n".join(_lines(options, report)), document)
+
+
+def _lines(options: Options, report: MergeReport) -> Iterator[str]:
+    parity = report.parity
+    titles = " and ".join(RUNTIMES[name].title for name in report.runtimes)
+    yield f"{options.output}: one graph for {titles}, logits by {report.head}"
+    yield f"data      {report.data_bytes / 1e6:.1f} MB, no tensor twice"
+    where = "an input" if report.position_ids else "computed from attention_mask"
+    yield f"positions {where}"
+    for label, found in (
+        ("the bundle's session options", parity.bundle_options),
+        ("ONNX Runtime's defaults", parity.default_options),
+    ):
+        yield (
+            f"under {label}: max |Δlogit| {found.max_abs_logit_error:.2g}, "
+            f"{max(found.errors.values()):.1e} of the largest (accepted {parity.limit:.0e}), first "
+            f"token changed at {found.first_changed} of {parity.positions} positions"
+        )
+    for name in report.runtimes:
+        yield f"{RUNTIMES[name].title} opens it with {RUNTIMES[name].options}"
+    for name in report.changed_files:
+        yield f"note: {name} names a tokenizer class that all releases know"
+    if report.defaults_left_out:
+        left = ", ".join(report.defaults_left_out)
+        yield f"note: genai_config.json has no field for the bundle's {left}; give them yourself"
+    if not parity.default_options.within(parity.limit):
+        yield "note: opened without the bundle's session options, the file answers differently"
+    if parity.windows_not_crossed:
+        widths = ", ".join(map(str, parity.windows_not_crossed))
+        yield f"note: no run was long enough to cross attention windows of {widths} tokens"
