@@ -1,16 +1,28 @@
-"""Spare the exporter its second trace of a program that needs no decomposition.
+"""Spare the exporter work whose result is known.
 
 `torch.onnx.export` retraces every program to decompose operators it has no translation for, which
 takes longer than all else together. A program that mutates nothing and holds only operators with a
 translation comes out of that as it went in, so it is enough to drop what nothing uses and to spell
 conversions the way the translation knows them. What turns out to need more is retraced as usual.
+
+It then runs the program once more, on fake tensors with symbolic shapes, to find where operands
+have to be promoted to a common type; and it parses the source of every translation it has, of
+thousands of lines, for the name of their domain. Neither is needed where nothing changes.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
-__all__ = ["skip_decompositions"]
+import torch
+from onnxscript import values
+from torch.onnx._internal.fx.passes import type_promotion
+
+__all__ = ["known_results_reused", "skip_decompositions"]
 
 _aten = torch.ops.aten
 
@@ -50,3 +62,32 @@ def _spell_conversion(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         copy = graph.call_function(_aten._to_copy.default, (source,), {"dtype": dtype})
     copy.meta = dict(node.meta)
     node.replace_all_uses_with(copy)
+
+
+@contextmanager
+def known_results_reused() -> Iterator[None]:
+    """Let `torch.onnx.export` take results from the trace instead of computing them again."""
+    interpreter = type_promotion._TypePromotionInterpreter
+    run = interpreter.run_node
+
+    def run_node(self: Any, node: torch.fx.Node) -> Any:
+        # Up to the first operand that is promoted, every node gives what it gave in the trace.
+        if node.op != "call_function" or "val" not in node.meta or getattr(self, "_changed", False):
+            return run(self, node)
+        before = node.args, node.kwargs
+        with self._set_current_node(node):
+            rule = type_promotion.get_type_promotion_rule(node, self.type_promotion_table)
+            if rule is not None:
+                self._maybe_promote_node(node, rule)
+        if before == (node.args, node.kwargs):
+            return node.meta["val"]
+        self._changed = True
+        return torch.fx.Interpreter.run_node(self, node)
+
+    # Asked only for its domain, which nobody then reads.
+    unparsed = property(lambda _function: SimpleNamespace(domain=""))
+    with (
+        mock.patch.object(interpreter, "run_node", run_node),
+        mock.patch.object(values.TracedOnnxFunction, "function_ir", unparsed),
+    ):
+        yield

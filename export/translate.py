@@ -15,7 +15,7 @@ from onnxscript.rewriter.onnx_fusions import fuse
 from headport.errors import ExportError
 from headport.export.checkpoint import quiet_libraries
 from headport.export.functions import OPSET
-from headport.export.lighten import skip_decompositions
+from headport.export.lighten import known_results_reused, skip_decompositions
 
 __all__ = ["optimize_graph", "translate"]
 
@@ -55,7 +55,7 @@ def translate(
 def _export(
     program: torch.export.ExportedProgram, inputs: list[str], outputs: list[str]
 ) -> ir.Model:
-    with torch.no_grad(), quiet_libraries():
+    with torch.no_grad(), quiet_libraries(), known_results_reused():
         exported = torch.onnx.export(
             program,
             (),
