@@ -45,7 +45,7 @@ def store_matrix(
     graph.insert_before(matrix.products[0], restore)
     for number, product in enumerate(matrix.products):
         prefix = matrix.name if number == 0 else f"{matrix.name}.{number}"
-        _replace_product(model, product, restored, prefix)
+        _replace_product(model, product, restored, prefix, matrix.value.dtype or _FLOAT)
     for use in list(matrix.value.uses()):  # the Transposes through which it was read
         graph.remove(use.node, safe=True)
     assert matrix.value.name is not None
@@ -62,13 +62,14 @@ def register_stored(model: ir.Model, name: str, stored: StoredWeight) -> dict[st
     return values
 
 
-def _replace_product(model: ir.Model, product: ir.Node, weight: ir.Value, prefix: str) -> None:
+def _replace_product(
+    model: ir.Model, product: ir.Node, weight: ir.Value, prefix: str, kind: ir.DataType
+) -> None:
     graph = model.graph
     x, y = product.inputs[0], product.outputs[0]
     assert x is not None and weight.shape is not None
     N, K = (int(d) for d in weight.shape.numpy())
     emit = Emitter(graph, product, prefix)
-    kind = x.dtype
     if kind != _FLOAT:
         x = emit.op("Cast", [x], "x_float", to=_FLOAT)
         x.type, x.shape = ir.TensorType(_FLOAT), product.inputs[0].shape  # type: ignore[union-attr]
@@ -81,7 +82,7 @@ def _replace_product(model: ir.Model, product: ir.Node, weight: ir.Value, prefix
         made = _reshaped(emit, made, shape, f"{prefix}.y", y.shape)
     bias = product.inputs[2] if len(product.inputs) > 2 else None
     if bias is not None:
-        if bias.dtype not in (None, _FLOAT):
+        if kind != _FLOAT:
             bias = emit.op("Cast", [bias], "bias_float", to=_FLOAT)
         made = _typed(emit.op("Add", [made, bias], "with_bias"), y.shape)
     if kind != _FLOAT:
