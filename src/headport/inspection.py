@@ -11,6 +11,7 @@ import msgspec
 from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.manifest import Head, License, Manifest, Model, Provenance, Vocabulary
+from headport.memory import MemoryUse, measure_memory
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.selftest import SelftestResult, run_selftest
 from headport.session import SessionSettings
@@ -26,6 +27,9 @@ class Options(OptionRecord, frozen=True):
     bundle: Annotated[Path, positional("bundle folder")]
     selftest: Annotated[
         bool, option("also run the stored self-test on this machine; exit 1 if it fails")
+    ] = False
+    memory: Annotated[
+        bool, option("also load it in a process of its own and measure the memory it takes")
     ] = False
     provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
     cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
@@ -48,6 +52,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     checksums: str
     unlisted_files: tuple[str, ...]
     selftest: dict[str, Any] | None = None
+    memory: MemoryUse | None = None
 
     def text(self) -> str:
         """The description as lines for a terminal."""
@@ -76,12 +81,22 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.selftest is not None:
             rows.append(("self-test", self.selftest["text"]))
+        if self.memory is not None:
+            rows.append(("memory", _memory(self.memory)))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def _memory(use: MemoryUse) -> str:
+    return (
+        f"{_size(use.total)} resident after one token, of which {_size(use.private)} private: "
+        f"backbone {_size(use.backbone)}, heads {_size(use.heads)}, first run "
+        f"{_size(use.first_run)} (measured)"
+    )
 
 
 def _head(head: Head) -> str:
@@ -91,7 +106,9 @@ def _head(head: Head) -> str:
     else:
         block = f" block {head.quantization.block}" if head.quantization.block else ""
         activations = f", activations {head.quantization.activations}"
-        parts.append(head.quantization.format + block + activations)
+        zeros = "" if head.quantization.symmetric else " with zero points"
+        errors = ", errors compensated" if head.quantization.rounding == "compensated" else ""
+        parts.append(head.quantization.format + zeros + block + errors + activations)
     parts.append("tied to the embedding" if head.tied else "untied")
     if head.candidates is not None:
         parts[0] = f"[{head.vocab_size}, hidden] → {head.candidates.count} candidates"
@@ -168,7 +185,10 @@ def inspect(options: Options) -> tuple[Description, bool]:
     bundle = Bundle.open(options.bundle)
     settings = SessionSettings(provider=options.provider, cpu_fallback=options.cpu_fallback)
     result = run_selftest(bundle, settings) if options.selftest else None
-    return describe(bundle, result), result is None or bool(result)
+    found = describe(bundle, result)
+    if options.memory:
+        found = msgspec.structs.replace(found, memory=measure_memory(options.bundle))
+    return found, result is None or bool(result)
 
 
 def run(options: Options) -> Outcome:
