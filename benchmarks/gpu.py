@@ -104,16 +104,26 @@ def _value(source: Any, tensor: Tensor) -> np.ndarray:
     return np.ascontiguousarray(value, dtype)
 
 
-def checkpoint_from_gguf(gguf: Path, folder: Path) -> Path:
-    """A Hugging Face folder in float32 from a GGUF file, by transformers."""
+def checkpoint_from_gguf(gguf: Path, bundle: Path, folder: Path) -> Path:
+    """A Hugging Face folder in float32: weights of a GGUF file, the rest as the bundle carries it."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    tied = set() if model.config.tie_word_embeddings is False else {"lm_head.weight"}
+    weights = {n: w.float().contiguous() for n, w in model.state_dict().items() if n not in tied}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ):
+        shutil.copy(bundle / name, folder / name)
     return folder
 
 
@@ -163,9 +173,11 @@ def run(options: argparse.Namespace) -> int:
     work.mkdir(parents=True, exist_ok=True)
     table.run("doctor", "doctor")
     reference = options.checkpoint
-    if options.gguf is not None:
-        reference = checkpoint_from_gguf(options.gguf, work / "checkpoint")
-    for bundle in _bundles(options.folder, options.only):
+    bundles = list(_bundles(options.folder, options.only))
+    light = next((b for b in bundles if not list((b / "data").glob("*.bin"))), None)
+    if options.gguf is not None and light is not None:
+        reference = checkpoint_from_gguf(options.gguf, light, work / "checkpoint")
+    for bundle in bundles:
         source = work / bundle.name
         shutil.copytree(bundle, source, dirs_exist_ok=True)
         against: tuple[str, ...] = ()
