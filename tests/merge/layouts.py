@@ -23,8 +23,8 @@ def use_fusible_layout(file: Path) -> None:
     graph = model.graph
     (gemm,) = (node for node in graph if node.op_type == "Gemm")
     (restore,) = (node for node in graph if node.op_type == "DequantizeLinear")
-    turned = []
-    for value in restore.inputs:
+    restored, turned = list(restore.inputs), []
+    for value in restored:
         assert value is not None and value.const_value is not None
         name = f"{value.name}.turned"
         array = np.ascontiguousarray(value.const_value.numpy().T)
@@ -38,4 +38,6 @@ def use_fusible_layout(file: Path) -> None:
     graph.insert_before(gemm, [again, product])
     ir.convenience.replace_all_uses_with(gemm.outputs[0], product.outputs[0])
     graph.remove([gemm, restore], safe=True)
+    for value in (v for v in restored if v is not None):
+        del graph.initializers[value.name or ""]
     ir.save(model, file, external_data=f"{file.name}.data")
