@@ -28,6 +28,7 @@ from headport.manifest import Manifest, Tensor, decode_manifest
 
 _CARRIED_BYTES = 4 << 20  # weights of a bundle that travel with it; larger ones are written there
 _TRANSPOSED = ".transposed"
+_COMPANIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _value(source: Any, tensor: Tensor) -> np.ndarray:
 
 
 def checkpoint_from_gguf(gguf: Path, bundle: Path, folder: Path) -> Path:
-    """A Hugging Face folder in float32: weights of a GGUF file, the rest as the bundle carries it."""
+    """A Hugging Face folder: a GGUF file's weights in float32, the rest from the bundle."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
@@ -117,12 +118,7 @@ def checkpoint_from_gguf(gguf: Path, bundle: Path, folder: Path) -> Path:
     weights = {n: w.float().contiguous() for n, w in model.state_dict().items() if n not in tied}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    for name in (
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ):
+    for name in _COMPANIONS:
         shutil.copy(bundle / name, folder / name)
     return folder
 
