@@ -74,6 +74,7 @@ def check_backbone(
                 weight=_Restored(original, how, scale),
                 block=how.block or matrix.shape[1],
                 activations="exact",
+                count=len(matrix.products),
             )
     return check_products(written, expected) if expected else None
 

@@ -8,6 +8,7 @@ prompt, where the bound holds what rounding may do to those activations, block b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ class ExpectedProduct:
     block: int  # activations that are rounded together; K where none are
     activations: str  # rounded or exact
     offset: Callable[[slice], Float64] | None = None  # rows → |zero point · scale| [n, blocks]
+    count: int = 1  # products that read the matrix
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,16 @@ def check_products(
 
 
 def _same_names(found: list[Observed], expected: Mapping[str, ExpectedProduct]) -> None:
-    names = {observed.name for observed in found}
-    missing, odd = sorted(expected.keys() - names), sorted(names - expected.keys())
-    if missing or odd:
-        what = f"not multiplied with as stored: {', '.join(missing)}" if missing else ""
-        more = f"stored although not asked for: {', '.join(odd)}" if odd else ""
+    count = Counter(observed.name for observed in found)
+    wrong = [
+        f"{name} ({count[name]} products instead of {expected[name].count if known else 0})"
+        for name in sorted(expected.keys() | count.keys())
+        if count[name] != (expected[name].count if (known := name in expected) else 0)
+    ]
+    if wrong:
         raise ParityError(
-            f"the written backbone's matrices are not those of its manifest; "
-            f"{'; '.join(filter(None, (what, more)))}; nothing was written"
+            "the written backbone does not multiply with its matrices as stored: "
+            f"{', '.join(wrong)}; nothing was written"
         )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import ParityError
+from headport.graphs import load_graphs
 from headport.ledger import find_tensor, read_tensor
+from headport.lowering.matrices import find_products
 from headport.lowering.product_check import ExpectedProduct, ProductCheck, check_products
 from headport.lowering.product_kernels import kernel_of
 from headport.manifest import BackboneQuantization, StoredMatrix
@@ -61,8 +64,12 @@ def check_product_parity(
     assert record is not None
     target = lowered.manifest.target
     graph = next(n for n, g in portable.manifest.graphs.items() if g.role == "backbone")
+    count = Counter(p.name for p in find_products(load_graphs(portable)[graph]))
     expected = {
-        name: _expected(portable, graph, name, how, _activations(record, target, how))
+        name: replace(
+            _expected(portable, graph, name, how, _activations(record, target, how)),
+            count=count[name],
+        )
         for name, how in record.matrices.items()
     }
     check = check_products(lowered, expected, settings)
