@@ -193,9 +193,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _bundles(folder: Path, only: Sequence[str]) -> Iterator[Path]:
-    for manifest in sorted(folder.glob("*/manifest.json")):
-        if not only or manifest.parent.name in only:
-            yield manifest.parent
+    """Bundles of a folder, or those named, in that order."""
+    names = only or sorted(manifest.parent.name for manifest in folder.glob("*/manifest.json"))
+    yield from (folder / name for name in names)
 
 
 def _check(table: Table, source: Path, row: Row, against: tuple[str, ...]) -> None:
