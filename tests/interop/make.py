@@ -115,6 +115,9 @@ def tiny_models(folder: Path) -> Iterator[Model]:
         yield Model(name, bundles[name], "genai" if name == "gemma2, grouped" else "both")
     for name in ("llama", "gpt2"):
         yield Model(f"{name}, position_ids", bundles[name], "optimum")
+    half = folder / "bundles" / "llama, fp16"
+    options = ExportOptions(model=str(folder / "checkpoints" / "llama"), output=half, dtype="fp16")
+    yield Model(half.name, export(options).path, "both")
     yield from _lowered(folder, "gemma2, window, softcap", bundles["gemma2, window, softcap"])
     yield from _variants(folder, "llama", bundles["llama"])
 

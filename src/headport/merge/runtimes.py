@@ -30,8 +30,22 @@ class Runtime:
 RUNTIMES: dict[str, Runtime] = {
     runtime.name: runtime
     for runtime in (
-        Runtime("genai", "onnxruntime-genai", ("portable", "ort-cpu"), "right", "the bundle's"),
-        Runtime("optimum", "Optimum", ("portable",), "left", "ONNX Runtime's defaults"),
+        Runtime(
+            "genai",
+            "onnxruntime-genai",
+            ("portable", "ort-cpu"),
+            "right",
+            "the bundle's session options, which genai_config.json holds: all graph optimisations, "
+            "no provider options, as many threads as half the cores (at most 16)",
+        ),
+        Runtime(
+            "optimum",
+            "Optimum",
+            ("portable",),
+            "left",
+            "ONNX Runtime's defaults unless `session_options` is given: all graph optimisations, "
+            "and DequantizeLinear → MatMul may become a kernel that rounds activations",
+        ),
     )
 }
 
