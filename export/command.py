@@ -41,6 +41,7 @@ from headport.export.description import (
 from headport.export.head import probe_head
 from headport.export.head_graph import build_head
 from headport.export.hygiene import check_constants
+from headport.export.names import note_provenance
 from headport.export.onnx_weights import unused_parameters
 from headport.export.parity import plan_parity, prove, reference_logits
 from headport.export.precision import convert_model, parameter_bytes
@@ -145,6 +146,9 @@ def export(options: Options) -> Bundle:
             files={},
         )
         graphs = {"backbone": backbone, "head.lm": build_head(head, "head.lm")}
+        for graph in graphs.values():
+            origin = manifest.provenance
+            note_provenance(graph, origin.checkpoint, origin.sha256, options.dtype)
         manifest = _write(manifest, graphs, draft)
         report: dict[str, Any] = {
             "weights": asdict(road),
@@ -242,9 +246,29 @@ def run(options: Options) -> Outcome:
             f"{manifest.model.layers} layers, vocabulary {head.vocab_size}, "
             f"head {'tied' if head.tied else 'untied'}",
             f"tensors {report['tensor_bytes'] / 1e6:.1f} MB for "
-            f"{report['parameter_bytes'] / 1e6:.1f} MB of parameters",
+            f"{report['parameter_bytes'] / 1e6:.1f} MB of parameters, {_road(report['weights'])}",
+            *_leftovers(report),
             f"parity with PyTorch: max |Δlogit| {worst:.2g} over {len(parity['cases'])} ways to "
-            f"run it (accepted {parity['limit']:.2g})",
+            f"run it (accepted {parity['limit']:.2g}), the backbone {_pieces(parity['pieces'])}",
         ]
     )
     return Outcome(text, {"bundle": str(options.output), "manifest": manifest})
+
+
+def _road(weights: dict[str, Any]) -> str:
+    if weights["name"] == "streamed":
+        return "streamed from the checkpoint's files"
+    return f"loaded as a whole ({weights['reason']})"
+
+
+def _leftovers(report: dict[str, Any]) -> Iterator[str]:
+    unused = report["weights"]["unused"]
+    if unused:
+        yield f"tensors of the checkpoint that the model does not use: {', '.join(unused)}"
+    idle = report["parameters_in_no_graph"]
+    if idle:
+        yield f"parameters that no logit depends on, left out: {', '.join(idle)}"
+
+
+def _pieces(count: int) -> str:
+    return "as a whole" if count == 1 else f"in {count} pieces, one after the other"

@@ -13,6 +13,7 @@ import onnx_ir.passes.common as common_passes
 from headport.cache_ports import free_dimensions, is_state
 from headport.errors import ExportError
 from headport.export.functions import ATTENTION, DOMAIN, define_functions
+from headport.export.names import name_nodes
 from headport.export.onnx_weights import finite
 from headport.graphs import BlockTensor
 
@@ -88,6 +89,7 @@ def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, ...]]) -> 
     common_passes.RemoveUnusedNodesPass()(model)
     _name_dimensions(model, cache_dims)
     define_functions(model)
+    name_nodes(model, prefix="model.")
     _strip(model)
 
 

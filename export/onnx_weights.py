@@ -80,6 +80,7 @@ def bind_weights(backbone: ir.Model, model: torch.nn.Module, prefix: str) -> Non
     """
     graph = backbone.graph
     used = backbone.meta[_USED] = set()
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     # A tied weight has one name, whichever module it was traced through.
     first = {id(p): name for name, p in reversed(parameters.items())}
@@ -96,15 +97,23 @@ def bind_weights(backbone: ir.Model, model: torch.nn.Module, prefix: str) -> Non
                 )
             value.const_value = tensor
             used.add(name)
-            if name != value.name and name not in graph.initializers:
-                del graph.initializers[value.name]
-                value.name = name
-                graph.initializers[name] = value
+            _rename(graph, value, name)
+        elif value.name.removeprefix(prefix) in buffers:
+            _rename(graph, value, value.name.removeprefix(prefix))
         elif isinstance(value.const_value.raw, FakeTensor):
             raise ExportError(
                 f"the graph holds a weight {value.name} that is no parameter of the model, so "
                 "nothing supplies its value"
             )
+
+
+def _rename(graph: ir.Graph, value: ir.Value, name: str) -> None:
+    if name == value.name or name in graph.initializers:
+        return
+    assert value.name is not None and value.const_value is not None
+    del graph.initializers[value.name]
+    value.name = value.const_value.name = name
+    graph.initializers[name] = value
 
 
 def unused_parameters(model: Any, backbone: ir.Model) -> tuple[str, ...]:

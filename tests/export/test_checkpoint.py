@@ -83,6 +83,41 @@ def test_pickled_weights_are_never_opened(folder: Path, name: str) -> None:
     assert "pickled" in refusal(folder)
 
 
+def test_pickled_weights_load_where_they_are_allowed(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert "pass --allow-pickle" in refusal(folder)
+    checkpoint = find_checkpoint(str(folder), allow_pickle=True)
+    assert checkpoint.format == "pickle"
+    model = load_model(checkpoint)
+    torch.testing.assert_close(model.lm_head.weight, tensors["lm_head.weight"])
+
+
+def test_an_allowed_pickle_still_runs_no_code(folder: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return open, (str(folder / "ran"), "w")
+
+    (folder / WEIGHTS).unlink()
+    torch.save({"lm_head.weight": Trap()}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="cannot load"):
+        load_model(find_checkpoint(str(folder), allow_pickle=True))
+    assert not (folder / "ran").exists()
+
+
+def test_a_pickle_under_another_name_is_refused(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "model.pt")
+    with pytest.raises(CheckpointError, match="transformers does not look for"):
+        find_checkpoint(str(folder), allow_pickle=True)
+
+
+def test_a_pickled_file_itself_is_refused(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "model.pt")
+    with pytest.raises(CheckpointError, match="give the Hugging Face folder"):
+        find_checkpoint(str(folder / "model.pt"))
+
+
 def test_damaged_weights(folder: Path) -> None:
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
@@ -116,6 +151,20 @@ def test_remote_code_stays_off(folder: Path) -> None:
     edit_config(folder, model_type="own", auto_map={"AutoConfig": "configuration_own.OwnConfig"})
     assert "--trust-remote-code if you trust it" in refusal(folder)
     assert not (folder / "ran").exists()
+
+
+def test_trusted_code_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", folder / "modules")
+    (folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    auto = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    edit_config(folder, model_type="own", auto_map=auto, architectures=["OwnModel"])
+    assert "--trust-remote-code if you trust it" in refusal(folder)
+    checkpoint = find_checkpoint(str(folder), trust_remote_code=True)
+    assert type(load_model(checkpoint)).__name__ == "OwnModel"
 
 
 def test_a_head_bias_the_class_lacks_is_an_error(folder: Path) -> None:

@@ -57,7 +57,10 @@ def test_the_bundle_holds_what_it_should(tiny_bundle: Path) -> None:
     stage = manifest.provenance.stages[0]
     assert (stage.stage, stage.options) == ("export", {"dtype": "fp32"})
     assert {"headport", "torch", "transformers", "onnx", "onnxruntime"} <= set(stage.versions)
+    assert stage.report["weights"] == {"name": "streamed", "reason": "", "unused": []}
+    assert stage.report["parameters_in_no_graph"] == []
     parity = stage.report["parity"]
+    assert parity["pieces"] == 1
     assert len(parity["cases"]) == 5
     assert max(parity["cases"].values()) <= parity["limit"]
     assert run_selftest(bundle)
@@ -75,6 +78,17 @@ def test_graphs_are_what_other_rooms_expect(tiny_bundle: Path) -> None:
     calls = [n for n in model.graph.node if n.domain == "headport"]
     assert [n.op_type for n in calls] == ["Positions", "CachedAttention", "CachedAttention"]
     assert {f.name for f in model.functions} == {"Positions", "CachedAttention"}
+    assert [n.name for n in calls] == [
+        "Positions",
+        "model.layers.0.self_attn/CachedAttention",
+        "model.layers.1.self_attn/CachedAttention",
+    ]
+    names = {i.name for i in model.graph.initializer}
+    assert {"model.embed_tokens.weight", "model.rotary_emb.inv_freq"} <= names
+    notes = {entry.key: entry.value for entry in model.metadata_props}
+    provenance = Bundle.open(tiny_bundle).manifest.provenance
+    assert notes["headport.checkpoint"] == "llama"
+    assert notes["headport.checkpoint_sha256"] == provenance.sha256
     head = onnx.load(tiny_bundle / "head.lm.onnx", load_external_data=False)
     assert [n.op_type for n in head.graph.node] == ["Gemm"]
     assert [i.name for i in head.graph.initializer] == ["lm_head.weight"]
@@ -136,6 +150,7 @@ def test_a_failed_comparison_writes_nothing(
 
     traced = ir.load(tiny_bundle / "backbone.onnx")  # spares a trace
     monkeypatch.setattr(command, "trace_backbone", lambda *_: traced)
+    monkeypatch.setattr(command, "unused_parameters", lambda *_: ())
     monkeypatch.setattr(command, "build_head", without_a_row)
     with pytest.raises(ParityError):
         export(Options(model=str(tiny_llama), output=tmp_path / "bundle"))
