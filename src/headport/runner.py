@@ -116,17 +116,15 @@ class _FixedCache:
     Args:
         batch_size: Rows.
         capacity: Tokens per row.
-        buffers: By name of the cache input; two sets where there are states, which steps read and
-            write in turn: one may write the next state before all that depends on the last one has
-            been computed. Keys and values are the same arrays in both.
+        sets: Buffers by name of the cache input; two sets where there are states, which steps read
+            and write in turn: one may write the next state before all that depends on the last one
+            has been computed. Keys and values are the same arrays in both.
     """
 
-    def __init__(
-        self, batch_size: int, capacity: int, buffers: tuple[dict[str, Array], ...]
-    ) -> None:
+    def __init__(self, batch_size: int, capacity: int, sets: tuple[dict[str, Array], ...]) -> None:
         self.capacity = capacity
         self.lengths: Int64 = np.zeros(batch_size, np.int64)
-        self.buffers = buffers
+        self.sets = sets
         self.turn = 0  # the set that the next step reads
         self.seqlens_k = np.zeros(batch_size, np.int32)
         self.query_seqlens = np.zeros(batch_size, np.int32)
@@ -135,9 +133,14 @@ class _FixedCache:
         self.bindings: dict[tuple[int, int], tuple[Binding, Int64, Array]] = {}  # by T and turn
 
     @property
+    def buffers(self) -> dict[str, Array]:
+        """What the next step reads."""
+        return self.sets[self.turn]
+
+    @property
     def next_turn(self) -> int:
         """The set that the next step writes."""
-        return (self.turn + 1) % len(self.buffers)
+        return (self.turn + 1) % len(self.sets)
 
 
 def _slots(capacity: int) -> int:
@@ -207,12 +210,10 @@ class InPlaceRunner(SessionRunner):
             "total_sequence_length": cache.total_sequence_length,
         }
         for name in self._backbone.inputs:
-            binding.input(
-                name, scalars[name] if name in scalars else cache.buffers[cache.turn][name]
-            )
+            binding.input(name, scalars[name] if name in scalars else cache.buffers[name])
         binding.output("hidden_states", hidden)
         for past, present in zip(self._past, self._present, strict=True):
-            binding.output(present, cache.buffers[cache.next_turn][past.name])
+            binding.output(present, cache.sets[cache.next_turn][past.name])
         if width == 1:  # decode: bound once, reused by every step
             cache.bindings[width, cache.turn] = (binding, ids, hidden)
         return binding, ids, hidden

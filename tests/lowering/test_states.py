@@ -97,7 +97,7 @@ def test_generation_is_the_same_on_both(family: str, lowered: Lowered) -> None:
 def test_states_are_read_and_written_in_turn_and_keys_in_place(lowered: Lowered) -> None:
     runner = open_runner(lowered("lfm2")[1])
     cache = runner.new_cache(1, 4)
-    first, second = cache.buffers  # type: ignore[attr-defined]
+    first, second = cache.sets  # type: ignore[attr-defined]
     assert first["past_key_values.1.key"] is second["past_key_values.1.key"]
     assert first["past_conv_states.0"] is not second["past_conv_states.0"]
     for at, turn in ((0, 1), (1, 0), (2, 1)):
@@ -110,9 +110,9 @@ def test_an_idle_row_keeps_its_states_bit_for_bit(lowered: Lowered) -> None:
     runner = open_runner(lowered("mamba2")[1])
     cache = runner.new_cache(2, 8)
     runner.forward(cache, np.array([[3, 4], [5, 6]]), np.array([2, 2]))
-    before = {n: a.copy() for n, a in cache.buffers[cache.turn].items()}  # type: ignore[attr-defined]
+    before = {n: a.copy() for n, a in cache.buffers.items()}  # type: ignore[attr-defined]
     runner.forward(cache, np.array([[7], [8]]), np.array([1, 0]))
-    after = cache.buffers[cache.turn]  # type: ignore[attr-defined]
+    after = cache.buffers  # type: ignore[attr-defined]
     for name, state in before.items():
         np.testing.assert_array_equal(after[name][1], state[1])
         assert (after[name][0] != state[0]).any()
