@@ -27,7 +27,7 @@ from headport.inspection import describe
 from headport.runner import Runner, open_runner
 from headport.selftest import run_selftest
 from tests.conftest import VOCAB_SIZE, save_model
-from tests.recurrent_models import ATTENTION, BASE, RECURRENT, recurrent_bundle, save_recurrent
+from tests.recurrent_models import BASE, RECURRENT, recurrent_bundle, save_recurrent
 
 Float32 = npt.NDArray[np.float32]
 Exported = Callable[[str], tuple[Path, Bundle]]
@@ -212,18 +212,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         BASE | {"num_hidden_layers": 2, "attention_hidden_size": 32},
         "RwkvForCausalLM.*lists of its own",
     ),
-    "zamba": (
-        "ZambaConfig",
-        BASE
-        | ATTENTION
-        | {
-            "num_key_value_heads": 4,
-            "num_hidden_layers": 3,
-            "layers_block_type": ["mamba", "hybrid", "hybrid"],
-            "mamba_d_state": 8,
-        },
-        "ZambaForCausalLM: layer 0 keeps a state of",
-    ),
 }
 
 
@@ -264,6 +252,14 @@ def test_other_values_than_the_state_keeps_are_not_convolved() -> None:
     cache.update_conv_state(torch.zeros(1, 2, 3), 0)
     with pytest.raises(ExportError, match="other values than its state keeps"):
         recurrent.convolve(cache, torch.zeros(1, 2, 3), torch.zeros(2, 4))
+
+
+def test_a_scan_per_head_of_a_shared_state_is_refused() -> None:
+    cache = cache_of(StateShape(0, "recurrent", (2, 4, 3)))  # as Zamba keeps it
+    cache.get_recurrent_state(0)
+    x, A, B = torch.zeros(1, 3, 4), torch.zeros(4, 3), torch.zeros(1, 3, 3)
+    with pytest.raises(ExportError, match="layer 0 keeps a state of"):
+        recurrent.emit_scan(cache, SELECTIVE_SCAN, (x, x, A, B, B), x.shape)
 
 
 def test_transformers_functions_are_put_back() -> None:

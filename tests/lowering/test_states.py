@@ -86,7 +86,7 @@ def test_lowered_answers_like_portable(family: str, lowered: Lowered) -> None:
 
 @pytest.mark.parametrize("family", ["lfm2", "mamba"])
 def test_generation_is_the_same_on_both(family: str, lowered: Lowered) -> None:
-    prompts = ["The head", "A much longer prompt, which the first row is padded to."]
+    prompts = ["The", "A longer prompt."]
     texts = [
         [reply.token_ids for reply in Generator(b).generate(prompts, max_new_tokens=8)]
         for b in lowered(family)
