@@ -27,7 +27,18 @@ from headport.errors import HeadportError
 from headport.runner import Runner, open_runner
 from headport.session import open_session
 
-__all__ = ["BARS", "CASES", "Row", "control", "main", "measure", "refusal"]
+__all__ = [
+    "BARS",
+    "CASES",
+    "Row",
+    "control",
+    "errors_of",
+    "main",
+    "measure",
+    "reference_logits",
+    "refusal",
+    "rows_of",
+]
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -60,12 +71,14 @@ class Row:
         return max(self.errors.values(), default=np.inf)
 
 
-def _rows(vocab_size: int) -> list[Int64]:
+def rows_of(vocab_size: int) -> list[Int64]:
+    """The token ids that are run, one array per row."""
     rng = np.random.default_rng(5)
     return [rng.integers(0, vocab_size, n) for n in _LENGTHS]
 
 
-def _reference(checkpoint: Path, implementation: str, rows: list[Int64]) -> list[Float32]:
+def reference_logits(checkpoint: Path, implementation: str, rows: list[Int64]) -> list[Float32]:
+    """Logits of transformers' own model, per row [n, V]; each row alone, without a cache."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -153,7 +166,8 @@ def _left(bundle: Bundle, rows: list[Int64]) -> list[Float32]:
     return [np.concatenate(parts) for parts in found]
 
 
-def _errors(bundle: Bundle, rows: list[Int64], expected: list[Float32]) -> dict[str, float]:
+def errors_of(bundle: Bundle, rows: list[Int64], expected: list[Float32]) -> dict[str, float]:
+    """Case → max |Δlogit| / max |logit| of a bundle as it runs."""
     largest = max(float(np.abs(logits).max()) for logits in expected)
     runner = open_runner(bundle)
     hidden = {case: run(runner, rows) for case, run in CASES.items()}
@@ -189,8 +203,8 @@ def measure(
     from headport.lowering import lower
 
     checkpoint = save_checkpoint(family, folder / "checkpoint")
-    rows, done = _rows(family.settings["vocab_size"]), []
-    expected = _reference(checkpoint, family.reference, rows)
+    rows, done = rows_of(family.settings["vocab_size"]), []
+    expected = reference_logits(checkpoint, family.reference, rows)
     largest = max(float(np.abs(logits).max()) for logits in expected)
     bundle: Bundle | None = None
     for target in targets:
@@ -204,7 +218,7 @@ def measure(
                 bundle = lower(
                     LowerOptions(bundle=bundle.path, output=folder / target, target="ort-cpu")
                 )
-            found = _errors(bundle, rows, expected)
+            found = errors_of(bundle, rows, expected)
             done.append(_with(row, errors=found, experts=_experts(bundle)))
         except HeadportError as error:
             done.append(_with(row, failure=f"{type(error).__name__}: {error}"))
@@ -238,8 +252,8 @@ def control(folder: Path) -> tuple[bool, str]:
 
     family = next(f for f in ZOO if f.name == "mistral")
     checkpoint = save_checkpoint(family, folder / "checkpoint")
-    rows = _rows(family.settings["vocab_size"])
-    expected = _reference(checkpoint, family.reference, rows)
+    rows = rows_of(family.settings["vocab_size"])
+    expected = reference_logits(checkpoint, family.reference, rows)
     bundle = export(Options(model=str(checkpoint), output=folder / "bundle"))
     found = []
     for by in (-1, 1):
@@ -252,7 +266,7 @@ def control(folder: Path) -> tuple[bool, str]:
         damaged.mkdir()
         files = {name: graph.file for name, graph in bundle.manifest.graphs.items()}
         write_graphs(graphs, files, damaged)
-        found.append(min(_errors(Bundle(damaged, bundle.manifest), rows, expected).values()))
+        found.append(min(errors_of(Bundle(damaged, bundle.manifest), rows, expected).values()))
     noticed = min(found) > 10 * BARS["fp16"]
     return noticed, f"windows −1 and +1: errors {found[0]:.2g} and {found[1]:.2g}"
 
