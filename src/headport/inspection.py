@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,15 @@ import msgspec
 
 from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
-from headport.manifest import Head, License, Manifest, Model, Provenance, Vocabulary
+from headport.manifest import (
+    BackboneQuantization,
+    Head,
+    License,
+    Manifest,
+    Model,
+    Provenance,
+    Vocabulary,
+)
 from headport.memory import MemoryUse, measure_memory
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.selftest import SelftestResult, run_selftest
@@ -53,6 +62,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     unlisted_files: tuple[str, ...]
     selftest: dict[str, Any] | None = None
     memory: MemoryUse | None = None
+    backbone_quantization: BackboneQuantization | None = None
 
     def text(self) -> str:
         """The description as lines for a terminal."""
@@ -67,6 +77,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             ),
             ("vocabulary", f"{vocabulary.size} of {vocabulary.padded_size} rows{kept}"),
             *((f"head {name}", _head(head)) for name, head in self.heads.items()),
+            *(("backbone", line) for line in _backbone(self.backbone_quantization)),
             *((f"graph {name}", _size(size)) for name, size in self.graph_bytes.items()),
             ("licence", f"{self.license.id or 'not stated'} ({self.license.source})"),
             (
@@ -122,6 +133,19 @@ def _head(head: Head) -> str:
     return ", ".join(parts)
 
 
+def _backbone(record: BackboneQuantization | None) -> list[str]:
+    """How the backbone's weights are stored, as one line if any is in fewer bits."""
+    if record is None:
+        return []
+    parts = []
+    for kind, weights in (("matrices", record.matrices), ("embedding", record.embedding)):
+        count = Counter(
+            how.format + (f" block {how.block}" if how.block else "") for how in weights.values()
+        )
+        parts += [f"{number} × {form} {kind}" for form, number in count.items()]
+    return [f"{', '.join(parts)}, activations {record.activations} once lowered"]
+
+
 def _stage(stage: Any) -> str:
     given = ", ".join(f"{key}={value}" for key, value in stage.options.items())
     return f"{stage.stage} ({given})"
@@ -153,6 +177,7 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
         checksums=f"{len(manifest.files)} files verified",
         unlisted_files=tuple(bundle.unlisted_files()),
         selftest=None if selftest is None else _selftest(selftest),
+        backbone_quantization=manifest.backbone_quantization,
     )
 
 

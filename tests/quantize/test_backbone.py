@@ -213,6 +213,8 @@ def test_command_line(source: Bundle, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(both) == 0
     text = capsys.readouterr().out
     assert "3 × int8 block 64; 2 left" in text and "head stored as int8" in text
+    assert main(["inspect", str(tmp_path / "o")]) == 0
+    assert "3 × int8 block 64 matrices, activations rounded once" in capsys.readouterr().out
     assert main([*arguments, "--force"]) == 2
     assert "nothing to quantise" in capsys.readouterr().err
     assert main([*arguments, "--force", "--backbone", "int8", "--override", "x=int8"]) == 2
