@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +12,8 @@ import pytest
 
 from headport import session
 from headport.errors import BundleError, UsageError
+from headport.gpu_probe import GpuProbe
+from headport.providers import PROVIDERS
 from headport.session import Session, SessionSettings, open_session, usable_cpus
 
 
@@ -19,6 +23,7 @@ def _session(folder: Path, text: str, settings: SessionSettings | None = None) -
     return open_session(folder / "m.onnx", {}, settings)
 
 
+ADD_ROWS = "g (float[n, 2] x, float[n, 2] y) => (float[n, 2] z) { z = Add (x, y) }"
 ADD = "g (float[n] x, float[n] y) => (float[n] z) { z = Add (x, y) }"
 
 
@@ -121,3 +126,118 @@ def test_threads_follow_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert usable_cpus() == 1
     monkeypatch.setattr(session, "_CGROUP_QUOTA", tmp_path / "none")
     assert usable_cpus() >= 1
+
+
+def test_device_arrays_are_read_and_written_in_place(tmp_path: Path) -> None:
+    found = _session(tmp_path, ADD_ROWS)
+    given = np.array([[1, 2], [3, 4]], np.float32)
+    x, y = found.array(given), found.array(np.full((2, 2), 10, np.float32))
+    given[:] = 0  # theirs, not ours
+    binding = found.bind()
+    for name, value in (("x", x), ("y", y)):
+        binding.input(name, value)
+    binding.output("z", y)
+    binding.run()
+    assert y.numpy().tolist() == [[11, 12], [13, 14]]
+    x.fill(np.ones((2, 2), np.float32))
+    binding.run()
+    assert y.numpy().tolist() == [[12, 13], [14, 15]]
+    with pytest.raises(AssertionError):
+        x.fill(np.ones((1, 2), np.float32))
+
+
+def test_a_row_of_a_device_array_is_bound_alone(tmp_path: Path) -> None:
+    found = _session(tmp_path, ADD_ROWS)
+    cache = found.array(np.array([[1, 2], [3, 4], [5, 6]], np.float32))
+    binding = found.bind()
+    binding.input("x", found.array(np.array([[10, 20]], np.float32)))
+    binding.input("y", cache.row(1))
+    binding.output("z", cache.row(1))
+    binding.run()
+    assert cache.numpy().tolist() == [[1, 2], [13, 24], [5, 6]]
+
+
+class _Part:
+    def __init__(self, provider: str, *operators: str) -> None:
+        self.ep_name = provider
+        self._nodes = [SimpleNamespace(op_type=name) for name in operators]
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return self._nodes
+
+
+def _gpu_library(monkeypatch: pytest.MonkeyPatch, parts: list[_Part]) -> list[dict[str, Any]]:
+    """An ONNX Runtime whose CUDA provider works, and what it was asked for."""
+    asked: list[dict[str, Any]] = []
+
+    class _Options:
+        def __init__(self) -> None:
+            self.entries: dict[str, str] = {}
+
+        def add_session_config_entry(self, key: str, value: str) -> None:
+            self.entries[key] = value
+
+    def inference(file: str, options: _Options, providers: list[Any]) -> SimpleNamespace:
+        del file
+        asked.append({"entries": options.entries, "providers": providers})
+        on_cpu = any(part.ep_name == "CPUExecutionProvider" for part in parts)
+        if on_cpu and options.entries["session.disable_cpu_ep_fallback"] == "1":
+            raise RuntimeError(
+                "This session contains graph nodes that are assigned to the default CPU EP, but "
+                "fallback to CPU EP has been explicitly disabled by the user."
+            )
+        return SimpleNamespace(
+            get_inputs=list,
+            get_outputs=list,
+            get_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
+            get_provider_graph_assignment_info=lambda: parts,
+        )
+
+    library = SimpleNamespace(
+        SessionOptions=_Options,
+        InferenceSession=inference,
+        GraphOptimizationLevel=SimpleNamespace(ORT_ENABLE_ALL=99),
+        get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
+    )
+    monkeypatch.setattr(session, "_onnxruntime", lambda: library)
+    monkeypatch.setattr(session, "probe_gpu", lambda: GpuProbe("13.0", (), None))
+    monkeypatch.setattr(session, "missing_libraries", lambda provider: {})
+    return asked
+
+
+def test_operators_on_the_cpu_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [
+        _Part("CUDAExecutionProvider", "MatMul"),
+        _Part("CPUExecutionProvider", "Range", "Concat"),
+        _Part("CPUExecutionProvider", "Range"),
+    ]
+    asked = _gpu_library(monkeypatch, parts)
+    with pytest.raises(UsageError, match=r"to the CPU: 1 × Concat, 2 × Range; pass --cpu-fallback"):
+        open_session(Path("m.onnx"), {}, SessionSettings(provider="cuda"))
+    assert asked[0]["entries"]["session.disable_cpu_ep_fallback"] == "1"
+    [(name, options)] = asked[0]["providers"]
+    assert name == "CUDAExecutionProvider" and options["use_tf32"] == "0"
+
+
+def test_accepted_operators_on_the_cpu_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [_Part("CUDAExecutionProvider", "MatMul"), _Part("CPUExecutionProvider", "Range")]
+    _gpu_library(monkeypatch, parts)
+    settings = SessionSettings(provider="cuda", cpu_fallback=True)
+    found = open_session(Path("m.onnx"), {}, settings)
+    assert found.cpu_operators == {"Range": 1}
+    shown = "".join(capsys.readouterr())
+    assert "m.onnx: on the CPU, not on CUDAExecutionProvider: 1 × Range" in shown
+
+
+def test_what_a_provider_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    _gpu_library(monkeypatch, [])
+    cuda = PROVIDERS["cuda"]
+    session.check_provider(cuda)
+    monkeypatch.setattr(session, "missing_libraries", lambda _: {"libx.so.1": "pip install x"})
+    with pytest.raises(UsageError, match=r"lacks libraries: libx.so.1 \(pip install x\)"):
+        session.check_provider(cuda)
+    monkeypatch.setattr(session, "probe_gpu", lambda: GpuProbe(None, (), "there is none"))
+    with pytest.raises(UsageError, match="CUDAExecutionProvider needs a GPU: there is none"):
+        session.check_provider(cuda)
