@@ -84,7 +84,7 @@ def _cut(
     for node in graph.node:
         new = {n: weights[n] for n in _reads(node) if n in weights and n not in current.weights}
         size = sum(_data_bytes(tensor) for tensor in new.values())
-        if current.nodes and current.data_bytes + size > limit_bytes:
+        if current.data_bytes and size and current.data_bytes + size > limit_bytes:
             yield current
             current = Segment()
             new = {n: weights[n] for n in _reads(node) if n in weights}
