@@ -135,6 +135,11 @@ def _variants(folder: Path, name: str, bundle: Path) -> Iterator[Model]:
     yield Model(int8.name, int8, "both")
     yield Model(f"{int8.name}, fusible layout", int8, "both", fusible=True)
     yield from _lowered(folder, int8.name, int8)
+    output = folder / "bundles" / f"{name}, int8 throughout"
+    options = QuantizeOptions(bundle=bundle, output=output, head="int8", backbone="int8")
+    throughout = quantize(options).path
+    yield Model(throughout.name, throughout, "both")
+    yield from _lowered(folder, throughout.name, throughout)
     output = folder / "bundles" / f"{name}, certified"
     options = QuantizeOptions(bundle=bundle, output=output, head="int8", rescore=16, certify=True)
     yield Model(output.name, quantize(options).path, "both")

@@ -52,7 +52,11 @@ def run(model: ir.Model, folder: Path, **feeds: object) -> dict[str, np.ndarray]
 
 
 def test_logits_of_every_position(tmp_path: Path) -> None:
-    model = join_head(parse(BACKBONE), parse(HEAD))
+    backbone, head = parse(BACKBONE), parse(HEAD)
+    backbone.graph[0].name = head.graph[0].name = "also_a_node"
+    model = join_head(backbone, head)
+    named = [node.name for node in model.graph if node.name]
+    assert len(named) > 2 and len(set(named)) == len(named)
     found = run(model, tmp_path, input_ids=[[1, 2], [0, 5]])
     assert list(found) == ["logits"]
     expected = [[[1, 2, 3], [2, 4, 6]], [[0, 0, 0], [5, 10, 15]]]

@@ -91,6 +91,7 @@ def _move(source: ir.Graph, target: ir.Graph) -> None:
     # Nodes and initialisers change graphs; names that both use get the head's own prefix.
     taken = {v.name for n in target for v in n.outputs}
     taken |= {*target.initializers, *(v.name for v in target.inputs)}
+    nodes_taken = {node.name for node in target}
     nodes = list(source)
     source.outputs.clear()
     source.remove(nodes)
@@ -99,6 +100,8 @@ def _move(source: ir.Graph, target: ir.Graph) -> None:
         value.name = f"head.{name}" if name in taken else name
         target.register_initializer(value)
     for node in nodes:
+        if node.name and node.name in nodes_taken:
+            node.name = f"head.{node.name}"
         for value in node.outputs:
             if value.name in taken:
                 value.name = f"head.{value.name}"
