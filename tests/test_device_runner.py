@@ -144,6 +144,9 @@ def test_no_gpu_is_said_and_nothing_runs_on_the_cpu(bundle: Path) -> None:
         open_runner(Bundle.open(bundle))
 
 
-def test_a_cpu_bundle_is_not_for_a_gpu(tiny_lowered: Path) -> None:
+def test_a_cpu_bundle_is_not_for_a_gpu(tmp_path: Path) -> None:
+    weight = np.random.default_rng(1).normal(size=(VOCAB, HIDDEN)).astype(np.float32)
+    source = write_toy(tmp_path / "a", weight)
+    found = lower(Options(bundle=source.path, output=tmp_path / "b", target="ort-cpu"))
     with pytest.raises(UsageError, match=r"lowered to ort-cpu, which CUDAExecution.* cannot run"):
-        open_runner(Bundle.open(tiny_lowered), SessionSettings(provider="cuda"))
+        open_runner(found, SessionSettings(provider="cuda"))
