@@ -25,13 +25,6 @@ ATTENTION: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 48,
 }
-_HEADS: dict[str, Any] = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 16,
-    "mamba_expand": 2,
-}
 # name → configuration class, settings
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": (
@@ -51,10 +44,6 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "chunk_size": 16,
             "time_step_limit": (0.3, 1.0),
         },
-    ),
-    "falcon_h1": (
-        "FalconH1Config",
-        BASE | ATTENTION | _HEADS | {"num_hidden_layers": 1, "mamba_d_ssm": 64},
     ),
     "recurrent_gemma": (
         "RecurrentGemmaConfig",

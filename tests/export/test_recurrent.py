@@ -95,7 +95,7 @@ def test_ports_say_what_each_layer_keeps(exported: Exported) -> None:
         family: {
             p.name: p.shape for p in exported(family)[1].manifest.graphs["backbone"].inputs[2:]
         }
-        for family in ("lfm2", "mamba", "falcon_h1")
+        for family in ("lfm2", "mamba", "qwen3_5")
     }
     keys = ("batch", 2, "past_sequence", 8)
     assert shapes["lfm2"] == {  # layer 0 convolves, layer 1 attends
@@ -105,9 +105,9 @@ def test_ports_say_what_each_layer_keeps(exported: Exported) -> None:
     }
     assert shapes["mamba"]["past_conv_states.1"] == ("batch", 64, 3)
     assert shapes["mamba"]["past_recurrent_states.1"] == ("batch", 64, 8)
-    assert list(shapes["falcon_h1"]) == [  # both in one layer
-        "past_key_values.0.key",
-        "past_key_values.0.value",
+    assert list(shapes["qwen3_5"]) == [
+        "past_key_values.1.key",
+        "past_key_values.1.value",
         "past_conv_states.0",
         "past_recurrent_states.0",
     ]
