@@ -30,6 +30,21 @@ __all__ = ["SUMMARY", "Options", "quantize", "run"]
 SUMMARY = "Quantise the head, the backbone or the embedding of a portable bundle."
 
 
+def check(options: Options) -> None:
+    """Refuse options that contradict each other, or ask for nothing.
+
+    Raises:
+        UsageError: If they do.
+    """
+    asked = backbone_request(options)
+    if options.head != "none":
+        check_options(options)
+        return
+    refuse_head_options(options)
+    if not asked:
+        raise UsageError("nothing to quantise: give --head, --backbone, --override or --embedding")
+
+
 def quantize(options: Options) -> Bundle:
     """Quantise a bundle: its backbone and embedding first, then its head, as far as asked.
 
@@ -40,15 +55,10 @@ def quantize(options: Options) -> Bundle:
         OutputError: If the output cannot be written.
         ParityError: If what was written does not multiply with the rounded weights.
     """
+    check(options)
     request = backbone_request(options)
     if options.head == "none":
-        refuse_head_options(options)
-        if not request:
-            raise UsageError(
-                "nothing to quantise: give --head, --backbone, --override or --embedding"
-            )
         return quantize_backbone(options.bundle, options.output, request, force=options.force)
-    check_options(options)
     if not request:
         return _quantize_head(options)
     quantisable_head(Bundle.open(options.bundle))

@@ -56,6 +56,16 @@ class StageSpec:
         found: OptionRecord = record_from_mapping(record, values, f"{where}, [{self.name}]")
         return found
 
+    def check(self, options: OptionRecord) -> None:
+        """Refuse options that contradict each other, where the stage's module can tell.
+
+        Raises:
+            UsageError: If they do.
+        """
+        check = getattr(importlib.import_module(self.module), "check", None)
+        if check is not None:
+            check(options)
+
     def run(self, options: OptionRecord) -> Bundle:
         """Run the stage."""
         found: Bundle = getattr(importlib.import_module(self.module), self.function)(options)
@@ -106,5 +116,5 @@ def read_recipe(file: Path) -> Recipe:
     recipe = Recipe(str(file), {"export": {}} | found)
     for stage in recipe.stages:
         placeholder = "" if stage.source == "model" else Path()
-        stage.options(recipe.sections[stage.name], placeholder, Path(), str(file))
+        stage.check(stage.options(recipe.sections[stage.name], placeholder, Path(), str(file)))
     return recipe

@@ -16,6 +16,7 @@ from headport.ledger import find_tensor, read_tensor
 from headport.manifest import encode_manifest
 from headport.quantize import Options, quantize
 from headport.quantize.blocks import BLOCKS
+from headport.recipe import read_recipe
 from headport.runner import open_runner
 from headport.selftest import run_selftest
 from tests.quantize import mlp_bundles as mlp
@@ -219,3 +220,22 @@ def test_command_line(source: Bundle, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "nothing to quantise" in capsys.readouterr().err
     assert main([*arguments, "--force", "--backbone", "int8", "--override", "x=int8"]) == 2
     assert "no matrix of the backbone fits 'x'" in capsys.readouterr().err
+
+
+def test_recipes_are_refused_before_the_first_stage(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+
+    def read(section: str) -> dict[str, Any]:
+        file.write_text(f"[quantize]\n{section}\n")
+        return read_recipe(file).sections["quantize"]
+
+    assert read('backbone = "int8"\noverride = ["*.up=none"]\nhead = "int8"')["override"]
+    for section, text in (
+        ("", "nothing to quantise"),
+        ('backbone = "int8"\nblock = 64', "no meaning without --head"),
+        ('override = ["*.up=int3"]', "'int3' is not one of"),
+        ('backbone = "int8"\nbackbone_block = 48', "backbone_block"),
+        ('head = "fp16"\ncertify = true', "--certify"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            read(section)
