@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +27,7 @@ from headport.merge.companions import (
 from headport.merge.genai import CONFIG_FILE, genai_config, left_out
 from headport.merge.graph import join_head, mask_from_lengths, store_once, take_position_ids
 from headport.merge.parity import HEAD, MergeParity, check_merged, plan_cases
+from headport.merge.report import MergeReport, lines
 from headport.merge.runtimes import RUNTIMES, Runtime, faults
 
 __all__ = ["SUMMARY", "MergeReport", "Options", "merge", "run"]
@@ -50,20 +51,6 @@ class Options(OptionRecord, frozen=True):
     force: Annotated[bool, option("replace a folder that `merge` wrote")] = False
 
 
-@dataclass(frozen=True)
-class MergeReport:
-    """What merging did and how the written file answers."""
-
-    runtimes: tuple[str, ...]
-    head: str  # the graph that gives the logits
-    position_ids: bool  # whether they are an input
-    initializers_shared: int  # readers of a tensor that another initialiser holds already
-    data_bytes: int
-    changed_files: tuple[str, ...]  # companions that are not the bundle's bytes
-    defaults_left_out: tuple[str, ...]  # generation defaults that genai_config.json cannot hold
-    parity: MergeParity
-
-
 def merge(options: Options) -> MergeReport:
     """Merge a bundle's backbone and head into one graph, with the names other runtimes use.
 
@@ -73,7 +60,7 @@ def merge(options: Options) -> MergeReport:
         ParityError: If the written file does not answer like the bundle.
     """
     source = Bundle.open(options.bundle)
-    if source.path.absolute() in (options.output.absolute(), *options.output.absolute().parents):
+    if source.path.resolve() in (options.output.resolve(), *options.output.resolve().parents):
         raise OutputError(f"{options.output} lies in the bundle that is merged; choose another")
     runtimes = _runtimes(options)
     config = read_config(source)
@@ -192,34 +179,4 @@ def run(options: Options) -> Outcome:
     """Merge and say what was checked and what other session options change."""
     report = merge(options)
     document = {"output": str(options.output), **asdict(report)}
-    return Outcome("\n".join(_lines(options, report)), document)
-
-
-def _lines(options: Options, report: MergeReport) -> Iterator[str]:
-    parity = report.parity
-    titles = " and ".join(RUNTIMES[name].title for name in report.runtimes)
-    yield f"{options.output}: one graph for {titles}, logits by {report.head}"
-    yield f"data      {report.data_bytes / 1e6:.1f} MB, no tensor twice"
-    where = "an input" if report.position_ids else "computed from attention_mask"
-    yield f"positions {where}"
-    for label, found in (
-        ("the bundle's session options", parity.bundle_options),
-        ("ONNX Runtime's defaults", parity.default_options),
-    ):
-        yield (
-            f"under {label}: max |Δlogit| {found.max_abs_logit_error:.2g}, "
-            f"{max(found.errors.values()):.1e} of the largest (accepted {parity.limit:.0e}), first "
-            f"token changed at {found.first_changed} of {parity.positions} positions"
-        )
-    for name in report.runtimes:
-        yield f"{RUNTIMES[name].title} opens it with {RUNTIMES[name].options}"
-    for name in report.changed_files:
-        yield f"note: {name} names a tokenizer class that all releases know"
-    if report.defaults_left_out:
-        left = ", ".join(report.defaults_left_out)
-        yield f"note: genai_config.json has no field for the bundle's {left}; give them yourself"
-    if not parity.default_options.within(parity.limit):
-        yield "note: opened without the bundle's session options, the file answers differently"
-    if parity.windows_not_crossed:
-        widths = ", ".join(map(str, parity.windows_not_crossed))
-        yield f"note: no run was long enough to cross attention windows of {widths} tokens"
+    return Outcome("\n".join(lines(options.output, report)), document)
