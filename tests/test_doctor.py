@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from headport import doctor
+from headport.gpu_probe import Gpu, GpuProbe
 
 
 def test_this_machine_is_in_order() -> None:
@@ -41,3 +42,23 @@ def test_half_an_export_installation_is_found() -> None:
     assert doctor._export_packages(packages).passed
     assert not doctor._export_packages(packages | {"torch": None}).passed
     assert doctor._export_packages(dict.fromkeys(packages)).passed
+
+
+def test_missing_cuda_libraries_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available_providers", lambda: ("CUDAExecutionProvider",))
+    monkeypatch.setattr(doctor, "probe_gpu", lambda: GpuProbe(None, (), "there is no driver"))
+    missing = {
+        "libcublas.so.13": "pip install nvidia-cublas",
+        "libcuda.so.1": "the NVIDIA driver",
+    }
+    monkeypatch.setattr(doctor, "missing_libraries", lambda provider: missing)
+    found = doctor.diagnose()
+    assert not found
+    text = found.text()
+    assert "[FAIL] NVIDIA driver: there is no driver" in text
+    assert "[FAIL] CUDA libraries: missing libcublas.so.13\n" in text
+    assert "libcublas.so.13: pip install nvidia-cublas" in text
+    monkeypatch.setattr(doctor, "missing_libraries", lambda provider: {})
+    gpu = Gpu(name="Card", compute_capability="9.0", memory_bytes=1)
+    monkeypatch.setattr(doctor, "probe_gpu", lambda: GpuProbe("13.0", (gpu,), None))
+    assert "[ok] NVIDIA driver: Card (9.0); it serves CUDA 13.0" in doctor.diagnose().text()
