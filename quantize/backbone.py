@@ -59,6 +59,7 @@ def quantize_backbone(
         model = models[graph]
         matrices, left = find_matrices(model)
         plan = plan_matrices([m.name for m in matrices], request, left)
+        left |= {table.name: "looked up by token id" for table in find_tables(model)}
         tables = _tables(source, model, request)
         if not plan and not tables:
             raise QuantizeError(f"{bundle}: its backbone has no matrix that products alone read")
@@ -79,7 +80,7 @@ def quantize_backbone(
             source,
             preview,
             stored | lookups,
-            left | {m.name: "not asked for" for m in matrices if m.name not in plan},
+            _left(left, matrices, stored | lookups),
             (
                 check_backbone(source, preview, graph, matrices, plan),
                 check_lookups(source, preview, graph, tables, record.embedding),
@@ -87,6 +88,13 @@ def quantize_backbone(
         )
         manifest = write_selftest(preview)
         return draft.commit(add_stage(manifest, "quantize", _chosen(request), asdict(report)))
+
+
+def _left(
+    others: Mapping[str, str], matrices: Sequence[Matrix], done: Mapping[str, Stored]
+) -> dict[str, str]:
+    reasons = {**others, **{matrix.name: "not asked for" for matrix in matrices}}
+    return {name: reason for name, reason in reasons.items() if name not in done}
 
 
 def _quantizable_backbone(bundle: Bundle) -> str:

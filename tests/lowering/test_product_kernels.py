@@ -97,6 +97,23 @@ def test_formats_may_be_mixed(source: Bundle, tmp_path: Path) -> None:
     np.testing.assert_allclose(_hidden_states(bundle), _hidden_states(portable), atol=0.3)
 
 
+def test_an_exported_model(tiny_bundle: Path, tmp_path: Path) -> None:
+    exact = Bundle.open(tiny_bundle)
+    portable = _quantized(exact, tmp_path / "q", backbone="int8", embedding="int8", head="int8")
+    bundle = _lowered(portable, tmp_path / "l")
+    assert _operators(bundle).count("MatMulNBits") == 14
+    assert not {"Gemm", "MatMul"} & set(_operators(bundle))
+    runners = [open_runner(b, heads=("lm",)) for b in (exact, portable, bundle)]
+    caches = [runner.new_cache(2, 8) for runner in runners]
+    for ids, new in ((IDS, [5, 3]), (IDS[:, :1], [1, 1])):
+        hidden = [
+            runner.forward(cache, ids, np.array(new))[:, : min(new)]
+            for runner, cache in zip(runners, caches, strict=True)
+        ]
+        change = [np.linalg.norm(h - hidden[0]) / np.linalg.norm(hidden[0]) for h in hidden[1:]]
+        assert 1e-3 < change[0] < 0.1 and 1e-3 < change[1] < 0.1
+
+
 @pytest.mark.parametrize("value", ["1", "4"])
 @pytest.mark.parametrize("lowered", [False, True], ids=["portable", "ort-cpu"])
 @pytest.mark.parametrize("form", ["int8", "int4"])

@@ -89,7 +89,11 @@ def test_record_and_report(source: Bundle, tmp_path: Path) -> None:
     assert record is not None and set(record.matrices) == {mlp.DOWN, mlp.MIX, mlp.GATE}
     report = bundle.manifest.provenance.stages[-1].report
     assert report["formats"] == {"int8 block 64": 3}
-    assert report["left"] == {mlp.UP: "not asked for", mlp.STACK: "read by MatMul"}
+    assert report["left"] == {
+        mlp.UP: "not asked for",
+        mlp.STACK: "read by MatMul",
+        mlp.EMBED: "looked up by token id",
+    }
     assert report["check"]["products"] == 4, "one matrix is multiplied with twice"
     assert 0 < report["row_error_max"] < 0.01 and report["rows_lost"] == 0
     names = {t.name for t in bundle.manifest.tensors}
@@ -213,7 +217,7 @@ def test_command_line(source: Bundle, tmp_path: Path, capsys: pytest.CaptureFixt
     both = [*arguments, "--backbone", "int8", "--head", "int8", "--override", "*.up=none"]
     assert main(both) == 0
     text = capsys.readouterr().out
-    assert "3 × int8 block 64; 2 left" in text and "head stored as int8" in text
+    assert "3 × int8 block 64; 3 left" in text and "head stored as int8" in text
     assert main(["inspect", str(tmp_path / "o")]) == 0
     assert "3 × int8 block 64 matrices, activations rounded once" in capsys.readouterr().out
     assert main([*arguments, "--force"]) == 2
