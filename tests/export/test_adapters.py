@@ -24,6 +24,13 @@ from headport.export.adapters import (
     halving_slopes,
     mpt_slopes,
 )
+from headport.export.attention import MaskSpec
+from headport.export.expert_adapters import phimoe_router
+from headport.export.latent_adapters import (
+    deepseek_v2_attention,
+    deepseek_v2_rotary,
+    expand_latents,
+)
 
 HEADS = (1, 2, 4, 6, 8, 12, 16, 25, 32, 71, 112)
 
@@ -83,3 +90,40 @@ def test_a_refusal_says_which_family_and_why() -> None:
     config = transformers.XLNetConfig(vocab_size=9, d_model=8, n_layer=1, n_head=2, d_inner=8)
     with pytest.raises(ExportError, match="XLNetLMHeadModel is refused: its attention is relative"):
         check_family(transformers.XLNetLMHeadModel(config))
+
+
+def test_latents_are_expanded_as_the_module_does_it() -> None:
+    module = build("deepseek-v3").model.layers[0].self_attn
+    latent, turned = torch.randn(2, 1, 5, 24), torch.randn(2, 1, 5, 8)
+    expected = module.expand_kv(latent, turned)
+    for found, wanted in zip(expand_latents(module, latent, turned), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_the_rotary_part_of_deepseek_v2_needs_no_complex_numbers() -> None:
+    model = build("deepseek-v2").model
+    attention, positions = model.layers[0].self_attn, torch.tensor([[0, 1, 5, 40]])
+    hidden = torch.randn(1, 4, 64)
+    turns = deepseek_v2_rotary(model.rotary_emb, hidden, positions)
+    as_complex = model.rotary_emb(hidden, positions)
+    torch.testing.assert_close(torch.view_as_complex(turns), as_complex)
+    taken: dict[str, torch.Tensor] = {}
+
+    class Cache:
+        def update(self, key: Any, value: Any, layer: int, **_more: Any) -> Any:
+            taken[f"{len(taken)}"] = value
+            return key, value
+
+    attention(hidden, None, Cache(), as_complex)
+    with pytest.raises(ExportError, match="without a KV cache"):  # attention itself is no trace
+        deepseek_v2_attention(attention, hidden, MaskSpec(0), Cache(), turns)
+    torch.testing.assert_close(taken["1"], taken["0"])
+
+
+def test_the_sparse_mixer_is_the_modules_own() -> None:
+    router = build("phimoe").model.layers[0].mlp.router
+    torch.nn.init.normal_(router.weight, std=0.02)  # scores near each other, so that jitter tells
+    hidden = torch.randn(64, 64)
+    for found, wanted in zip(phimoe_router(router, hidden), router(hidden), strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert (phimoe_router(router, hidden)[1] < 1).any()
