@@ -8,7 +8,6 @@ file may answer differently under each.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,8 +127,7 @@ def check_merged(
         for case in cases:
             expected.append(np.concatenate(list(_bundle_rows(runner, case, manifest))))
             progress.update()
-        del runner
-        gc.collect()  # one model in memory at a time
+        del runner  # one model in memory at a time
         found = []
         for options in (manifest.session_options, {}):
             session = open_session(file, options, settings)
