@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import pytest
 
 from headport.command import (
@@ -53,6 +54,17 @@ def test_every_kind_is_parsed() -> None:
         top_p=0.5,
         force=True,
     )
+
+
+def test_an_option_may_be_named_by_a_word_python_keeps_for_itself() -> None:
+    class Keyword(OptionRecord, frozen=True):
+        runtime: Annotated[str, option("what it is for")] = msgspec.field(default="all", name="for")
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, Keyword)
+    for line, expected in (([], "all"), (["--for", "one"], "one")):
+        found: Keyword = options_from_namespace(Keyword, parser.parse_args(line))
+        assert found == Keyword(runtime=expected)
 
 
 @pytest.mark.parametrize("line", ["a", "-o b", "a -o b --head int3", "a -o b --block x"])
