@@ -56,8 +56,19 @@ class Product:
     name: str  # of the matrix
     restore: ir.Node  # gives Ŵ
     product: ir.Node  # the Gemm
-    x: ir.Value  # float [..., K]
-    y: ir.Value  # float [..., N]
+
+    # Looked for each time: a product may read what another one gives, which a pass replaces.
+    @property
+    def x(self) -> ir.Value:
+        """Input, float [..., K]."""
+        value = self.product.inputs[0]
+        assert value is not None
+        return _before(value)
+
+    @property
+    def y(self) -> ir.Value:
+        """Output, float [..., N]."""
+        return _after(self.product.outputs[0])
 
 
 def find_matrices(model: ir.Model) -> tuple[list[Matrix], dict[str, str]]:
@@ -148,9 +159,7 @@ def find_products(model: ir.Model) -> list[Product]:
         restore = restored.producer() if restored is not None else None
         name = None if restore is None else _matrix_name(restore)
         if name is not None and restore is not None and attribute(node, "transB", 0) == 1:
-            x, y = node.inputs[0], node.outputs[0]
-            assert x is not None
-            found.append(Product(name, restore, node, _before(x), _after(y)))
+            found.append(Product(name, restore, node))
     return found
 
 
