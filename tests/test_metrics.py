@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headport.errors import NonFiniteError
-from headport.metrics import RowScores, score_rows, summarize, top_ids
+from headport.metrics import RowScores, score_rows, top_ids
 
 
 def rows(*values: list[float]) -> Any:
@@ -34,10 +34,19 @@ def exact_log_softmax(x: Any) -> Any:
     return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
 
 
-def exact(z: Any, c: Any, targets: Any) -> tuple[Any, Any, Any]:
-    """NLLs and KL in extended precision, straight from the definitions."""
+def exact(z: Any, c: Any, targets: Any) -> dict[str, Any]:
+    """Figures in extended precision, straight from the definitions."""
     a, b, index = exact_log_softmax(z), exact_log_softmax(c), np.arange(len(targets))
-    return -a[index, targets], -b[index, targets], (np.exp(a) * (a - b)).sum(axis=1)
+    p, q = np.exp(a), np.exp(b)
+    found = {
+        "nll_reference": -a[index, targets],
+        "nll_candidate": -b[index, targets],
+        "kl": (p * (a - b)).sum(axis=1),
+        "kl_reverse": (q * (b - a)).sum(axis=1),
+        "total_variation": np.abs(p - q).sum(axis=1) / 2,
+        "delta_p": (q - p)[index, targets],
+    }
+    return {name: value.astype(np.float64) for name, value in found.items()}
 
 
 def test_two_tokens_by_hand() -> None:
@@ -51,12 +60,15 @@ def test_two_tokens_by_hand() -> None:
 @pytest.mark.parametrize("scale", [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 3.0])
 def test_agrees_with_extended_precision(scale: float) -> None:
     z, c, targets = random_pair(scale)
-    nll_z, nll_c, kl = exact(z, c, targets)
+    expected = exact(z, c, targets)
     found = score_rows(z, c, targets, np.zeros(len(z)))
     # Relative, also where KL is 1e-12: noise of float32 log-sum-exps would be 1e-7.
-    np.testing.assert_allclose(found.kl, kl.astype(np.float64), rtol=1e-5)
-    np.testing.assert_allclose(found.nll_reference, nll_z.astype(np.float64), atol=3e-7)
-    np.testing.assert_allclose(found.nll_candidate, nll_c.astype(np.float64), atol=5e-7)
+    np.testing.assert_allclose(found.kl, expected["kl"], rtol=1e-5)
+    np.testing.assert_allclose(found.kl_reverse, expected["kl_reverse"], rtol=1e-5)
+    np.testing.assert_allclose(found.total_variation, expected["total_variation"], rtol=1e-5)
+    np.testing.assert_allclose(found.nll_reference, expected["nll_reference"], atol=3e-7)
+    np.testing.assert_allclose(found.nll_candidate, expected["nll_candidate"], atol=5e-7)
+    np.testing.assert_allclose(found.delta_p, expected["delta_p"], atol=3e-7)
 
 
 def test_series_and_float64_meet_at_the_limit() -> None:
@@ -163,40 +175,25 @@ def test_removed_tokens_are_ignored() -> None:
     assert found.kl[0] == 0 and found.max_abs_error[0] == 0
 
 
-def constant_scores(count: int, nll: float) -> RowScores:
-    one, wide = np.ones(count), np.ones((count, 3))
-    return RowScores(nll * one, 2 * nll * one, 0 * one, 0 * one, wide, wide)
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 3.0])
+def test_the_rank_of_the_first_choice_is_counted(scale: float) -> None:
+    z, c, targets = random_pair(scale)
+    c[3, z[3].argmax()] = np.sort(c[3])[-200]  # a tie far down: the lower id stands higher
+    best, index = z.argmax(axis=1), np.arange(len(z))
+    order = np.lexsort((np.broadcast_to(np.arange(z.shape[1]), c.shape), -c))
+    expected = (order == best[:, None]).argmax(axis=1) + 1
+    found = score_rows(z, c, targets, np.zeros(len(z)))
+    np.testing.assert_array_equal(found.rank, expected[index])
+    assert found.rank[3] > 100
 
 
-def test_perplexity_weighs_tokens_not_texts() -> None:
-    both = RowScores.concatenate([constant_scores(3, 1.0), constant_scores(300, 2.0)])
-    found = summarize(both, 1000)
-    mean = (3 * 1.0 + 300 * 2.0) / 303
-    assert found.perplexity_reference == pytest.approx(math.exp(mean), rel=1e-12)
-    assert found.perplexity_ratio == pytest.approx(math.exp(mean), rel=1e-12)
-
-
-def test_a_uniform_byte_costs_eight_bits() -> None:
-    uniform = np.zeros((5, 256), np.float32)
-    found = summarize(score(uniform, uniform, [0, 1, 2, 3, 4]), 5)
-    assert found.bits_per_byte_reference == pytest.approx(8, abs=1e-6)
-    assert found.perplexity_candidate == pytest.approx(256, rel=1e-6)
-
-
-def test_kl_of_positions_is_summarised() -> None:
-    kl = np.arange(101) / 100
-    one, wide = np.ones(101), np.ones((101, 3))
-    found = summarize(RowScores(one, one, kl, one * 0.25, wide, wide), 1)
-    assert found.kl_mean == pytest.approx(0.5) and found.kl_max == 1.0
-    assert found.kl_p99 == pytest.approx(0.99) and found.max_abs_logit_error == 0.25
-
-
-def test_nothing_scored_has_no_figures() -> None:
-    found = summarize(RowScores.concatenate([]), 10)
-    assert found.kl_mean is None and found.top1_agreement is None and found.perplexity_ratio is None
-
-
-def test_no_bytes_no_bits_per_byte_and_no_overflow() -> None:
-    found = summarize(constant_scores(2, 1000.0), 0)
-    assert found.bits_per_byte_candidate is None
-    assert found.perplexity_reference == math.inf
+def test_order_counts_places_that_hold_the_same_token() -> None:
+    z = rows([9, 8, 7, 6, 5, 4, 3, 2, 1, 0, -1, -2])
+    c = z.copy()
+    c[0, 1], c[0, 2] = 7, 8  # ranks two and three change places: the same set, another order
+    found = score(z, c, [0], bound=0.5)
+    np.testing.assert_allclose(found.agreement[0], [1, 1, 1])
+    np.testing.assert_allclose(found.order[0], [1, 3 / 5, 8 / 10])
+    np.testing.assert_allclose(found.order_tie_adjusted[0], [1, 3 / 5, 8 / 10])
+    near = score(z, c, [0], bound=1.0)  # the two reference logits differ by 1
+    np.testing.assert_allclose(near.order_tie_adjusted[0], [1, 1, 1])

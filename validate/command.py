@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+
+import msgspec
 
 from headport.bundle import Bundle, write_text
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import CheckpointError, OutputError, UsageError
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.session import SessionSettings, usable_cpus
-from headport.validate.assembly import Findings, Settings, assemble_report
+from headport.validate.assembly import Evidence, Findings, Settings, assemble_report
+from headport.validate.attribution import attribute, noise_floor, sampled_jobs
+from headport.validate.baseline import read_baseline
 from headport.validate.candidate import Candidate
-from headport.validate.comparison import check_ids, compare, prepare
+from headport.validate.comparison import Material, check_ids, compare, jobs_of, prepare
 from headport.validate.documents import Text, read_texts
 from headport.validate.gates import GateRule, check_slices, read_gates
 from headport.validate.greedy import run_greedy
 from headport.validate.markdown import render_markdown
 from headport.validate.reference_process import ReferenceProcess
 from headport.validate.report import ReferenceFacts, Report
+from headport.validate.sampler_parity import sampler_parity
+from headport.validate.sides import ReferenceSide
+from headport.validate.store import StoredReference, is_store
 from headport.validate.terminal import render_terminal
 from headport.validate.webpage import render_webpage
 
@@ -29,16 +37,28 @@ __all__ = ["SUMMARY", "Options", "run", "validate", "validate_with"]
 SUMMARY = "Compare a bundle with its PyTorch reference on texts, and decide by gates."
 
 
+_TRUST = ("trust_remote_code", "allow_pickle")
+
+
 class Options(OptionRecord, frozen=True):
     """Options of `headport validate`."""
 
     bundle: Annotated[Path, positional("bundle folder, portable or lowered")]
     reference: Annotated[
-        str, option("checkpoint to compare with: Hugging Face folder or .gguf", metavar="MODEL")
+        str,
+        option(
+            "to compare with: Hugging Face folder, .gguf, module:function, or a folder that "
+            "`headport reference` wrote",
+            metavar="MODEL",
+        ),
     ]
     text: Annotated[
-        tuple[Path, ...], option("plain UTF-8 texts, each reported by name", metavar="FILE")
-    ]
+        tuple[Path, ...],
+        option(
+            "plain UTF-8 texts, each reported by name; a stored reference brings its own",
+            metavar="FILE",
+        ),
+    ] = ()
     gates: Annotated[
         Path | None, option("limits that decide (TOML; default: those of the recipe)")
     ] = None
@@ -50,9 +70,32 @@ class Options(OptionRecord, frozen=True):
     ] = 0
     window: Annotated[int, option("tokens fed at once at most; the context bounds it too")] = 1024
     batch_size: Annotated[int, option("windows that the bundle runs together")] = 1
+    overlap: Annotated[
+        int, option("tokens that a window repeats of the one before, as context only")
+    ] = 0
+    ignore_ids: Annotated[
+        tuple[int, ...], option("token ids that are fed but not scored", metavar="ID")
+    ] = ()
     greedy_tokens: Annotated[int, option("new tokens of each greedy run, 0 for none")] = 32
+    attribution_tokens: Annotated[
+        int, option("tokens on which the drift is split into parts, 0 for none")
+    ] = 512
+    noise_floor_tokens: Annotated[
+        int, option("tokens on which the reference is held against itself, 0 for none")
+    ] = 256
+    unquantised: Annotated[
+        Path | None, option("the bundle before quantisation: a midpoint of the split")
+    ] = None
+    sampler: Annotated[
+        bool, option("hold the runtimes' samplers against transformers' on shared noise")
+    ] = False
+    baseline: Annotated[
+        Path | None, option("earlier report (--json) that must not be worse", metavar="REPORT")
+    ] = None
     provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
     cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
+    trust_remote_code: Annotated[bool, option("as for export")] = False
+    allow_pickle: Annotated[bool, option("as for export")] = False
 
 
 def validate(options: Options) -> Report:
@@ -68,13 +111,18 @@ def validate(options: Options) -> Report:
         NonFiniteError: If a logit is NaN or infinite.
         ReferenceProcessError: If the reference process died.
     """
+    if is_store(options.reference):
+        stored = StoredReference(options.reference)
+        return _validate(_read_task(options, stored), stored)
     task = _read_task(options)
     cpus = usable_cpus()
-    with ReferenceProcess(options.reference, cpus - _candidate_threads(cpus)) as reference:
+    flags = [f"--{n.replace('_', '-')}" for n in _TRUST if getattr(options, n)]
+    threads = cpus - _candidate_threads(cpus)
+    with ReferenceProcess(options.reference, threads, *flags) as reference:
         return _validate(task, reference)
 
 
-def validate_with(reference: ReferenceProcess, options: Options) -> Report:
+def validate_with(reference: ReferenceSide, options: Options) -> Report:
     """As `validate`, with a reference that is already running and may serve again.
 
     Args:
@@ -92,14 +140,52 @@ class _Task:
     rules: tuple[GateRule, ...] | None
     texts: list[Text]
     bundle: Bundle
+    midpoint: Bundle | None
+    baseline: tuple[Path, Report] | None
 
 
-def _read_task(options: Options) -> _Task:
+def _read_task(options: Options, stored: StoredReference | None = None) -> _Task:
     _check(options)
+    if stored is not None:
+        options = _as_stored(options, stored)
     rules = read_gates(options.gates) if options.gates else None
-    texts = read_texts(options.text)
+    texts = read_texts(options.text) if stored is None else stored.texts()
     check_slices(rules or (), [text.name for text in texts])
-    return _Task(options, rules, texts, Bundle.open(options.bundle))
+    return _Task(
+        options=options,
+        rules=rules,
+        texts=texts,
+        bundle=Bundle.open(options.bundle),
+        midpoint=None if options.unquantised is None else Bundle.open(options.unquantised),
+        baseline=(
+            None
+            if options.baseline is None
+            else (options.baseline, read_baseline(options.baseline))
+        ),
+    )
+
+
+def _as_stored(options: Options, stored: StoredReference) -> Options:
+    """The options with those of the store, which nobody may contradict."""
+    if options.text:
+        raise UsageError(f"--text: {stored.path} brings its own texts; leave the option out")
+    store = stored.store
+    fixed: dict[str, Any] = {
+        "window": store.window,
+        "overlap": store.overlap,
+        "max_tokens": store.max_tokens,
+        "ignore_ids": store.ignored_ids,
+    }
+    usual = {f.name: f.default for f in msgspec.structs.fields(Options)}
+    for name, value in fixed.items():
+        given = getattr(options, name)
+        if given not in (usual[name], value):
+            flag = name.replace("_", "-")
+            raise UsageError(
+                f"--{flag}: {stored.path} was written with {value}, {given} given; leave the "
+                "option out or write the store again"
+            )
+    return msgspec.structs.replace(options, **fixed)
 
 
 def _candidate_threads(cpus: int) -> int:
@@ -107,40 +193,80 @@ def _candidate_threads(cpus: int) -> int:
     return max(1, cpus // 2)
 
 
-def _validate(task: _Task, reference: ReferenceProcess) -> Report:
+def _validate(task: _Task, reference: ReferenceSide) -> Report:
     options = task.options
     chosen = SessionSettings(provider=options.provider, cpu_fallback=options.cpu_fallback)
     candidate = Candidate(task.bundle, _candidate_threads(usable_cpus()), chosen)
-    materials = prepare(task.texts, candidate, options.max_tokens)
+    materials = prepare(task.texts, candidate, options.max_tokens, options.ignore_ids)
     ready = reference.ready()
     _check_vocabulary(ready.facts, candidate)
     check_ids(materials, candidate, reference)
     window = min(options.window, candidate.context)
+    if options.overlap >= window:
+        raise UsageError(f"--overlap: less than the window of {window} tokens expected")
     comparison = compare(
-        materials, candidate, reference, window=window, batch_size=options.batch_size
+        materials,
+        candidate,
+        reference,
+        window=window,
+        overlap=options.overlap,
+        batch_size=options.batch_size,
     )
     started = time.perf_counter()
     greedy = run_greedy(materials, candidate, reference, options.greedy_tokens)
     seconds = time.perf_counter() - started
+    evidence = _evidence(task, materials, candidate, reference, window)
     settings = Settings(
         window=window,
+        overlap=options.overlap,
         batch_size=options.batch_size,
         max_tokens=options.max_tokens,
         greedy_tokens=options.greedy_tokens,
+        ignored_ids=options.ignore_ids,
         rules=task.rules,
         rules_source=options.gates.name if options.gates else None,
+        baseline=task.baseline,
     )
-    found = Findings(materials, comparison, greedy, seconds, ready)
+    found = Findings(materials, comparison, greedy, seconds, ready, evidence)
     return assemble_report(task.bundle, candidate, found, settings)
+
+
+def _evidence(
+    task: _Task,
+    materials: Sequence[Material],
+    candidate: Candidate,
+    reference: ReferenceSide,
+    window: int,
+) -> Evidence:
+    """What explains the figures, on a sample of the windows."""
+    options, started = task.options, time.perf_counter()
+    midpoint = None
+    if task.midpoint is not None:
+        midpoint = Candidate(task.midpoint, candidate.settings.threads, candidate.settings)
+    attribution = floor = sampler = None
+    if options.attribution_tokens:
+        jobs = sampled_jobs(materials, window, options.overlap, options.attribution_tokens)
+        attribution = attribute(jobs, candidate, reference, midpoint)
+    if isinstance(reference, StoredReference):
+        floor = reference.store.noise_floor
+    elif options.noise_floor_tokens:
+        jobs = sampled_jobs(materials, window, options.overlap, options.noise_floor_tokens)
+        floor = noise_floor(jobs, reference, candidate.block_rows)
+    if options.sampler:
+        jobs = list(jobs_of(materials, window, options.overlap))
+        sampler = sampler_parity(jobs, reference)
+    seconds = time.perf_counter() - started
+    return Evidence(attribution, floor, sampler, seconds=seconds)
 
 
 def _check(options: Options) -> None:
     least = {"max_tokens": 0, "window": 1, "batch_size": 1, "greedy_tokens": 0}
+    least |= {"overlap": 0, "attribution_tokens": 0, "noise_floor_tokens": 0}
     for name, bound in least.items():
         if getattr(options, name) < bound:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag}: at least {bound} expected, {getattr(options, name)} given")
-    if not options.text:
+    if not options.text and not is_store(options.reference):
         raise UsageError("--text: at least one file expected, none given")
     if 0 < options.max_tokens < len(options.text):
         raise UsageError(
@@ -152,10 +278,11 @@ def _check(options: Options) -> None:
     for path in (options.markdown, options.html):
         if path is not None and path.exists() and not options.force:
             raise OutputError(f"{path} exists; choose another output or pass --force")
-    if not Path(options.reference).exists():  # the process would need seconds to say so
+    # The process would need seconds to say so.
+    if not Path(options.reference).exists() and ":" not in options.reference:
         raise CheckpointError(
-            f"{options.reference}: a Hugging Face folder or a .gguf file was expected, "
-            "nothing is there"
+            f"{options.reference}: a Hugging Face folder, a .gguf file or module:function was "
+            "expected, nothing is there"
         )
 
 

@@ -5,29 +5,49 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.errors import ParityError, UsageError
-from headport.metrics import RowScores, score_rows
+from headport.metrics import score_rows
 from headport.progress import bar
 from headport.validate.candidate import Candidate
 from headport.validate.documents import (
+    EARLY_POSITIONS,
     Document,
     Text,
     Window,
     cut_documents,
+    record_documents,
     split_documents,
     windows_of,
 )
-from headport.validate.reference_process import ReferenceProcess
+from headport.validate.flips import FlipCounts
+from headport.validate.reference_process import ScoredBlock
+from headport.validate.sides import ReferenceSide, Tokenizing
+from headport.validate.sums import DocumentSums, Positions
 from headport.validate.worst import WorstPositions
 
-__all__ = ["Comparison", "Material", "SliceScores", "check_ids", "compare", "prepare"]
+__all__ = [
+    "RARE_SHARE",
+    "Comparison",
+    "Job",
+    "Material",
+    "check_ids",
+    "compare",
+    "document_rows",
+    "jobs_of",
+    "prepare",
+    "rare_ids",
+]
 
 Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+RARE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -39,19 +59,13 @@ class Material:
 
 
 @dataclass(frozen=True)
-class SliceScores:
-    """Figures of one text's positions, in order."""
-
-    rows: RowScores
-    near_tie_bound: Float64  # [N], logits
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """What `compare` found, text by text, and where the time went."""
+    """What `compare` found, and where the time went."""
 
-    slices: tuple[SliceScores, ...]
+    sums: DocumentSums
+    rows: tuple[slice, ...]  # rows of each text's documents in the sums
     worst: WorstPositions
+    flips: FlipCounts
     seconds: float
     reference_seconds: float  # overlaps with the candidate's
     candidate_seconds: float
@@ -59,18 +73,28 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
+    """One window of one text."""
+
     material: int
+    document: Document
+    row: int  # of the document in the sums
     window: Window
 
 
-def prepare(texts: Sequence[Text], candidate: Candidate, max_tokens: int) -> list[Material]:
-    """Cut texts into documents with the bundle's tokenizer.
+def prepare(
+    texts: Sequence[Text],
+    tokenizer: Tokenizing,
+    max_tokens: int,
+    ignored_ids: Sequence[int] = (),
+) -> list[Material]:
+    """Cut texts into documents.
 
     Args:
         texts: At least one.
-        candidate: Its tokenizer is used.
+        tokenizer: Cuts and encodes.
         max_tokens: Tokens to score in all, an equal share of each text; 0 for all.
+        ignored_ids: Tokens that are fed, but not scored.
 
     Raises:
         UsageError: If a text holds no token to score.
@@ -78,8 +102,11 @@ def prepare(texts: Sequence[Text], candidate: Candidate, max_tokens: int) -> lis
     materials = []
     for index, text in enumerate(texts):
         share = max_tokens // len(texts) + (index < max_tokens % len(texts))
-        contents = split_documents(text.content, candidate.count_tokens)
-        documents = tuple(cut_documents(contents, candidate.encode, share))
+        if records := text.records():
+            documents = tuple(record_documents(records, tokenizer.encode, share, ignored_ids))
+        else:
+            contents = split_documents(text.content, tokenizer.count_tokens)
+            documents = tuple(cut_documents(contents, tokenizer.encode, share, ignored_ids))
         if not documents:
             raise UsageError(
                 f"{text.file}: a token with another before it was expected, there is none to score"
@@ -89,7 +116,7 @@ def prepare(texts: Sequence[Text], candidate: Candidate, max_tokens: int) -> lis
 
 
 def check_ids(
-    materials: Iterable[Material], candidate: Candidate, reference: ReferenceProcess
+    materials: Iterable[Material], candidate: Candidate, reference: ReferenceSide
 ) -> None:
     """Compare the token ids of every document before any logit is looked at.
 
@@ -130,10 +157,11 @@ def _difference(text: Text, document: Document, wanted: list[int], candidate: Ca
 def compare(
     materials: Sequence[Material],
     candidate: Candidate,
-    reference: ReferenceProcess,
+    reference: ReferenceSide,
     *,
     window: int,
-    batch_size: int,
+    overlap: int = 0,
+    batch_size: int = 1,
 ) -> Comparison:
     """Score every window on both sides.
 
@@ -143,22 +171,22 @@ def compare(
     Args:
         materials: Texts.
         candidate: The bundle.
-        reference: The process that holds the PyTorch model; `ready`, with nothing asked.
+        reference: The PyTorch side; `ready`, with nothing asked.
         window: Tokens fed at most at once.
+        overlap: Tokens that a window repeats of the one before it, as context.
         batch_size: Windows that the candidate runs together; no figure depends on it.
 
     Raises:
         NonFiniteError: If a logit of either side is not finite.
     """
-    parts: list[list[RowScores]] = [[] for _ in materials]
-    bounds: list[list[Float64]] = [[] for _ in materials]
-    worst = WorstPositions()
+    tokens = sum(d.tokens_scored for m in materials for d in m.documents)
+    sums = DocumentSums(sum(len(m.documents) for m in materials), tokens)
+    worst, flips, rare = WorstPositions(), FlipCounts(), rare_ids(materials, candidate.vocab_size)
     before, metrics_seconds = (candidate.seconds, reference.seconds), 0.0
     started = time.perf_counter()
-    batches = _batches(_jobs(materials, window), batch_size)
+    batches = _batches(jobs_of(materials, window, overlap), batch_size)
     ahead = next(batches)
     _ask(reference, ahead)
-    tokens = sum(d.tokens_scored for m in materials for d in m.documents)
     with bar(tokens, "validate", "token") as progress:
         while batch := ahead:
             ahead = next(batches, ())
@@ -166,23 +194,28 @@ def compare(
             hidden = candidate.hidden_states([job.window.token_ids for job in batch])
             for job, states in zip(batch, hidden, strict=True):
                 for block in reference.read_score(candidate.block_rows):
-                    rows = slice(block.start, block.start + len(block.logits))
-                    logits = candidate.logits(states[rows])
-                    at = time.perf_counter()
-                    scores = score_rows(
-                        block.logits, logits, job.window.targets[rows], block.near_tie_bound
+                    at = block.start + np.flatnonzero(
+                        job.window.scored[block.start : block.start + len(block.logits)]
                     )
-                    worst.offer(job.material, job.window, block, logits, scores)
-                    metrics_seconds += time.perf_counter() - at
-                    parts[job.material].append(scores)
-                    bounds[job.material].append(block.near_tie_bound)
+                    block = _only(block, at)  # noqa: PLW2901 - context is not scored
+                    if not len(at):
+                        continue
+                    logits = candidate.logits(states[at])
+                    counted = time.perf_counter()
+                    targets = job.window.targets[at]
+                    scores = score_rows(block.logits, logits, targets, block.near_tie_bound)
+                    sums.add(scores, _positions(job, at, rare[targets], block.near_tie_bound))
+                    worst.offer(job.material, job.window, at, (block.logits, logits), scores)
+                    flips.offer(
+                        job.material, job.window, at, (block.logits, logits), block.near_tie_bound
+                    )
+                    metrics_seconds += time.perf_counter() - counted
                     progress.update(len(scores))
     return Comparison(
-        slices=tuple(
-            SliceScores(RowScores.concatenate(rows), np.concatenate(bound))
-            for rows, bound in zip(parts, bounds, strict=True)
-        ),
+        sums=sums,
+        rows=document_rows(materials),
         worst=worst,
+        flips=flips,
         seconds=time.perf_counter() - started,
         candidate_seconds=candidate.seconds - before[0],
         reference_seconds=reference.seconds - before[1],
@@ -190,18 +223,61 @@ def compare(
     )
 
 
-def _jobs(materials: Sequence[Material], length: int) -> Iterator[_Job]:
+def _only(block: ScoredBlock, at: Int64) -> ScoredBlock:
+    if len(at) == len(block.logits):
+        return block
+    rows = at - block.start
+    hidden = None if block.hidden is None else block.hidden[rows]
+    return ScoredBlock(block.start, block.logits[rows], block.near_tie_bound[rows], hidden)
+
+
+def _positions(job: Job, at: Int64, rare: Bool, bound: Float64) -> Positions:
+    place = job.window.start + at  # the scored token's index in its document, minus one
+    return Positions(
+        document=job.row,
+        weight=job.document.weight,
+        bytes=job.document.token_bytes[place],
+        early=place < EARLY_POSITIONS,
+        rare=rare,
+        near_tie_bound=bound,
+    )
+
+
+def rare_ids(materials: Sequence[Material], vocab_size: int) -> Bool:
+    """The least frequent target ids that together make up at most `RARE_SHARE` of all targets."""
+    counts = np.zeros(vocab_size, np.int64)
+    for material in materials:
+        for document in material.documents:
+            targets = document.token_ids[1 : document.used][document.scored]
+            counts += np.bincount(targets, minlength=vocab_size)
+    order = np.argsort(counts, kind="stable")
+    within = np.cumsum(counts[order]) <= RARE_SHARE * counts.sum()
+    rare = np.zeros(vocab_size, np.bool_)
+    rare[order[within]] = True
+    return rare
+
+
+def document_rows(materials: Sequence[Material]) -> tuple[slice, ...]:
+    """Rows of each text's documents, one after the other."""
+    ends = np.cumsum([0, *(len(material.documents) for material in materials)]).tolist()
+    return tuple(slice(start, end) for start, end in pairwise(ends))
+
+
+def jobs_of(materials: Sequence[Material], length: int, overlap: int = 0) -> Iterator[Job]:
+    """All windows, text by text."""
+    row = 0
     for index, material in enumerate(materials):
         for document in material.documents:
-            for window in windows_of(document, length):
-                yield _Job(index, window)
+            for window in windows_of(document, length, overlap):
+                yield Job(index, document, row, window)
+            row += 1
 
 
-def _batches(jobs: Iterator[_Job], size: int) -> Iterator[tuple[_Job, ...]]:
+def _batches(jobs: Iterator[Job], size: int) -> Iterator[tuple[Job, ...]]:
     while batch := tuple(islice(jobs, size)):
         yield batch
 
 
-def _ask(reference: ReferenceProcess, batch: Sequence[_Job]) -> None:
+def _ask(reference: ReferenceSide, batch: Sequence[Job]) -> None:
     for job in batch:
         reference.ask_score(job.window.token_ids)

@@ -5,29 +5,35 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.errors import UsageError
+from headport.validate.records import Record, is_records, parse_records
 
 __all__ = [
+    "EARLY_POSITIONS",
     "MIN_DOCUMENT_TOKENS",
     "Document",
     "Text",
     "Tokens",
     "Window",
+    "cut_document",
     "cut_documents",
     "read_texts",
+    "record_documents",
     "split_documents",
     "windows_of",
 ]
 
 Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 MIN_DOCUMENT_TOKENS = 64
+EARLY_POSITIONS = 64  # a document's first scored tokens, which have little context
 # A line break, then one or more lines that hold nothing but white space.
 _BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 
@@ -41,6 +47,14 @@ class Text:
     sha256: str
     bytes: int
     content: str
+
+    def records(self) -> tuple[Record, ...]:
+        """The documents of a .jsonl file; none of a plain text, which is split.
+
+        Raises:
+            UsageError: If a line is no record.
+        """
+        return parse_records(self.content, self.file) if is_records(self.file) else ()
 
 
 @dataclass(frozen=True)
@@ -59,12 +73,19 @@ class Document:
     content: str
     token_ids: Int64  # [n], all of them
     used: int  # 2…n
-    bytes_scored: int  # UTF-8 bytes of the scored tokens' text
+    token_bytes: Int64  # [used - 1], UTF-8 bytes of every token but the first
+    scored: Bool  # [used - 1], which of these tokens are scored
+    weight: float = 1.0
 
     @property
     def tokens_scored(self) -> int:
-        """Tokens with a prediction."""
-        return self.used - 1
+        """Tokens whose prediction counts."""
+        return int(self.scored.sum())
+
+    @property
+    def bytes_scored(self) -> int:
+        """UTF-8 bytes of the scored tokens' text."""
+        return int(self.token_bytes[self.scored].sum())
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,7 @@ class Window:
     start: int  # index of the first fed token in the document
     token_ids: Int64  # [T]
     targets: Int64  # [T]
+    scored: Bool  # [T], which targets this window scores
 
 
 def read_texts(files: Sequence[Path]) -> list[Text]:
@@ -108,7 +130,9 @@ def _read_text(file: Path) -> Text:
         ) from error
     if not content.strip():
         raise UsageError(f"{file}: a text to score was expected, the file holds none")
-    return Text(file.stem, file.name, hashlib.sha256(data).hexdigest(), len(data), content)
+    text = Text(file.stem, file.name, hashlib.sha256(data).hexdigest(), len(data), content)
+    text.records()  # refuses a damaged file before anything is loaded
+    return text
 
 
 def split_documents(content: str, count_tokens: Callable[[str], int]) -> Iterator[str]:
@@ -152,7 +176,10 @@ def _block(content: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def cut_documents(
-    contents: Iterator[str], encode: Callable[[str], Tokens], budget: int
+    contents: Iterator[str],
+    encode: Callable[[str], Tokens],
+    budget: int,
+    ignored_ids: Sequence[int] = (),
 ) -> Iterator[Document]:
     """Encode documents until `budget` tokens are to be scored; the last one is cut to fit.
 
@@ -160,32 +187,118 @@ def cut_documents(
         contents: Documents of a text.
         encode: The tokenizer.
         budget: Tokens to score, 0 for all.
+        ignored_ids: Tokens that are fed, but not scored.
 
     Yields:
         Documents with something to score; one of a single token has nothing.
     """
     left = budget
     for index, content in enumerate(contents):
-        tokens = encode(content)
-        used = len(tokens.ids) if not budget else min(len(tokens.ids), left + 1)
-        if used < 2:
+        document = cut_document(index, content, encode(content), left, ignored_ids=ignored_ids)
+        if document is None:
             continue
-        scored = content[int(tokens.ends[0]) : int(tokens.ends[:used].max())]
-        yield Document(index, content, tokens.ids, used, len(scored.encode("utf-8")))
-        left -= used - 1
+        yield document
+        left -= document.tokens_scored
         if budget and left <= 0:
             return
 
 
-def windows_of(document: Document, length: int) -> list[Window]:
-    """Cut a document into consecutive windows of at most `length` fed tokens.
+def record_documents(
+    records: Sequence[Record],
+    encode: Callable[[str], Tokens],
+    budget: int,
+    ignored_ids: Sequence[int] = (),
+) -> Iterator[Document]:
+    """As `cut_documents`, of records: prompts are fed but not scored, weights are kept.
+
+    A token that begins in the prompt and ends behind it belongs to the prompt.
+    """
+    left = budget
+    for index, record in enumerate(records):
+        tokens = encode(record.content)
+        starts = np.append(0, np.maximum.accumulate(tokens.ends)[:-1])
+        document = cut_document(
+            index,
+            record.content,
+            tokens,
+            left,
+            ignored_ids=ignored_ids,
+            wanted=starts >= record.prompt_characters,
+        )
+        if document is None or record.weight == 0:
+            continue
+        yield replace(document, weight=record.weight)
+        left -= document.tokens_scored
+        if budget and left <= 0:
+            return
+
+
+def cut_document(
+    index: int,
+    content: str,
+    tokens: Tokens,
+    budget: int,
+    *,
+    ignored_ids: Sequence[int] = (),
+    wanted: Bool | None = None,
+) -> Document | None:
+    """One document, cut behind the last of `budget` scored tokens; None if none is scored.
+
+    Args:
+        index: Of the document in its text.
+        content: Its text.
+        tokens: Its encoding.
+        budget: Tokens to score, 0 for all.
+        ignored_ids: Tokens that are fed, but not scored.
+        wanted: [n], tokens that may be scored; None: all.
+    """
+    scored = ~np.isin(tokens.ids[1:], np.array(ignored_ids, np.int64))
+    if wanted is not None:
+        scored &= wanted[1:]
+    places = np.flatnonzero(scored)
+    if not len(places):
+        return None
+    # A text that is scored to its end is also fed to its end.
+    last = int(places[budget - 1]) if 0 < budget < len(places) else len(scored) - 1
+    return Document(
+        index=index,
+        content=content,
+        token_ids=tokens.ids,
+        used=last + 2,
+        token_bytes=_token_bytes(content, tokens)[: last + 1],
+        scored=scored[: last + 1],
+    )
+
+
+def _token_bytes(content: str, tokens: Tokens) -> Int64:
+    """UTF-8 bytes that each token but the first uses up, [n - 1]."""
+    sizes = np.frombuffer(content.encode("utf-32-le"), "<u4")
+    # A character takes one byte more for each of these limits it reaches.
+    lengths = 1 + (sizes >= 0x80) + (sizes >= 0x800) + (sizes >= 0x10000).astype(np.int64)
+    before = np.append(0, np.cumsum(lengths))
+    ends = np.maximum.accumulate(tokens.ends)
+    return np.diff(before[ends])
+
+
+def windows_of(document: Document, length: int, overlap: int = 0) -> list[Window]:
+    """Cut a document into windows of at most `length` fed tokens.
 
     The token after a window's last one is scored by that window, so every token but the
-    document's first is scored exactly once.
+    document's first is scored exactly once. With an overlap, each window but the first starts with
+    the last `overlap` tokens of the one before it; they give context and are not scored again.
     """
     used = document.token_ids[: document.used]
     fed, following = used[:-1], used[1:]
-    return [
-        Window(document.index, at, fed[at : at + length], following[at : at + length])
-        for at in range(0, len(fed), length)
-    ]
+    windows = []
+    at = 0
+    while at < len(fed):
+        start = max(0, at - overlap)
+        end = min(len(fed), start + length)
+        scored = document.scored[start:end].copy()
+        scored[: at - start] = False
+        if scored.any():
+            windows.append(
+                Window(document.index, start, fed[start:end], following[start:end], scored)
+            )
+        at = end
+    return windows

@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import Material
-from headport.validate.reference_process import ReferenceProcess
 from headport.validate.report import GreedyRun
+from headport.validate.sides import ReferenceSide
 from headport.validate.wire import Continued
 from headport.validate.worst import shorten
 
-__all__ = ["PROMPTS_PER_TEXT", "PROMPT_TOKENS", "run_greedy"]
+__all__ = ["PROMPTS_PER_TEXT", "PROMPT_TOKENS", "grouped_prompts", "run_greedy"]
+
+Int64 = npt.NDArray[np.int64]
 
 PROMPTS_PER_TEXT = 2
 PROMPT_TOKENS = 32
@@ -30,7 +32,7 @@ class _Prompt:
 
 
 def run_greedy(
-    materials: Sequence[Material], candidate: Candidate, reference: ReferenceProcess, steps: int
+    materials: Sequence[Material], candidate: Candidate, reference: ReferenceSide, steps: int
 ) -> list[tuple[GreedyRun, ...]]:
     """Continue the beginning of each text's first documents, each side fed its own tokens.
 
@@ -45,9 +47,8 @@ def run_greedy(
     Returns:
         Runs of each text.
     """
-    length = min(PROMPT_TOKENS, candidate.context // 2)
-    steps = min(steps, candidate.context - length)
     runs: list[list[GreedyRun]] = [[] for _ in materials]
+    length, steps = _lengths(candidate.context, steps)
     for group in _groups(materials, length) if steps > 0 else ():
         token_ids = np.stack([prompt.token_ids for prompt in group])
         reference.ask_greedy(token_ids, steps)
@@ -56,6 +57,20 @@ def run_greedy(
         for row, prompt in enumerate(group):
             runs[prompt.material].append(_run(candidate, prompt, wanted, row, found[row].tolist()))
     return [tuple(of_text) for of_text in runs]
+
+
+def _lengths(context: int, steps: int) -> tuple[int, int]:
+    length = min(PROMPT_TOKENS, context // 2)
+    return length, min(steps, context - length)
+
+
+def grouped_prompts(
+    materials: Sequence[Material], context: int, steps: int
+) -> list[tuple[Int64, int]]:
+    """The prompts [B, P] that `run_greedy` continues together, and for how many tokens."""
+    length, steps = _lengths(context, steps)
+    groups = _groups(materials, length) if steps > 0 else []
+    return [(np.stack([prompt.token_ids for prompt in group]), steps) for group in groups]
 
 
 def _groups(materials: Sequence[Material], length: int) -> list[list[_Prompt]]:

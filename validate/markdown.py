@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from headport.validate.report import Report
-from headport.validate.tables import Section, headline, report_sections
+from headport.validate.section import Section
+from headport.validate.tables import headline, report_sections
 
 __all__ = ["render_markdown"]
 

@@ -27,11 +27,14 @@ from headport.export.checkpoint import (
     load_tokenizer,
 )
 from headport.validate.other_path import OtherPath
+from headport.validate.reference_sampler import distribution, draw
 from headport.validate.report import ReferenceFacts
 from headport.validate.wire import (
     Answer,
     Continued,
     ContinueGreedily,
+    Draw,
+    Drawn,
     Encode,
     Encoded,
     Failure,
@@ -113,12 +116,12 @@ class Reference:
             trust_remote_code="--trust-remote-code" in flags,
             allow_pickle="--allow-pickle" in flags,
         )
-        self._tokenizer = load_tokenizer(checkpoint)
-        self._model = load_model(checkpoint, dtype=torch.float32)
-        self._watch = _HeadWatch(self._model)
+        self.tokenizer = load_tokenizer(checkpoint)
+        self.model = load_model(checkpoint, dtype=torch.float32)
+        self._watch = _HeadWatch(self.model)
         self._slope: float | None = None
         vocab_size = self._probe()
-        self._other = OtherPath(self._model)
+        self._other = OtherPath(self.model)
         states = self._watch.hidden_states()
         self.ready = Ready(
             self._facts(checkpoint, vocab_size),
@@ -128,10 +131,10 @@ class Reference:
         )
 
     def _probe(self) -> int:
-        size = int(self._model.get_input_embeddings().weight.shape[0])
+        size = int(self.model.get_input_embeddings().weight.shape[0])
         token_ids = torch.arange(_PROBE_TOKENS).remainder(size)[None]
         with torch.inference_mode():
-            logits = self._model(input_ids=token_ids, use_cache=False).logits
+            logits = self.model(input_ids=token_ids, use_cache=False).logits
         if self._watch.output is not None:
             self._slope = self._watch.slope(logits)
         return int(logits.shape[-1])
@@ -140,7 +143,7 @@ class Reference:
         import tokenizers
         import transformers
 
-        model = self._model
+        model = self.model
         return ReferenceFacts(
             checkpoint=checkpoint.name,
             format=checkpoint.format,
@@ -149,7 +152,7 @@ class Reference:
             dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
             parameters=sum(p.numel() for p in model.parameters()),
             attention=str(model.config._attn_implementation),
-            tokenizer=type(self._tokenizer).__name__,
+            tokenizer=type(self.tokenizer).__name__,
             vocab_size=vocab_size,
             threads=torch.get_num_threads(),
             versions={
@@ -165,10 +168,9 @@ class Reference:
         # A broken model has no norms; its logits say so, and JSON knows no NaN.
         return np.nan_to_num(self._watch.product_bound() * self._slope)
 
-    def encode(self, texts: tuple[str, ...], special_tokens: bool = True) -> Encoded:
+    def encode(self, texts: tuple[str, ...]) -> Encoded:
         """Token ids as the checkpoint's tokenizer gives them by default."""
-        more = {} if special_tokens else {"add_special_tokens": False}
-        return Encoded(tuple(tuple(self._tokenizer(text, **more)["input_ids"]) for text in texts))
+        return Encoded(tuple(tuple(self.tokenizer(text)["input_ids"]) for text in texts))
 
     def score(self, request: Score) -> tuple[Scored, tuple[Float32, ...]]:
         """The announcement; what goes into the head [T, H], if asked for, and logits [T, V]."""
@@ -179,7 +181,7 @@ class Reference:
                 found = self._other.logits(token_ids)
                 bound = np.zeros(found.shape[1])  # its head may have run in parts
             else:
-                found = self._model(input_ids=token_ids, use_cache=False).logits
+                found = self.model(input_ids=token_ids, use_cache=False).logits
                 bound = self._bound(found)[0]
             logits: Float32 = found[0].float().contiguous().numpy()
         seconds = time.perf_counter() - started
@@ -187,6 +189,21 @@ class Reference:
         size = 0 if hidden is None else hidden.shape[1]
         answer = Scored(len(logits), logits.shape[1], size, tuple(bound.tolist()), seconds)
         return answer, (logits,) if hidden is None else (hidden, logits)
+
+    def draw(self, request: Draw) -> tuple[Drawn, Float32]:
+        """Tokens drawn from the logits after the request's tokens, and these logits [V]."""
+        with torch.inference_mode():
+            output = self.model(input_ids=torch.tensor([request.token_ids]), use_cache=False)
+            row = output.logits[0, -1].float().contiguous()
+        found = [draw(row, case, request.keys) for case in request.cases]
+        answer = Drawn(
+            vocab_size=len(row),
+            tokens=tuple(tokens for tokens, _ in found),
+            kept=tuple(kept for _, kept in found),
+            distribution=distribution(row, request.free),
+        )
+        logits: Float32 = row.numpy()
+        return answer, logits
 
     def continue_greedily(self, prompts: tuple[tuple[int, ...], ...], steps: int) -> Continued:
         """Greedy tokens, ties by lowest id, end-of-text tokens not heeded."""
@@ -196,7 +213,7 @@ class Reference:
         with torch.inference_mode():
             for _ in range(steps):
                 given: dict[str, Any] = {} if cache is None else {"cache": cache}
-                output = self._model(input_ids=fed, use_cache=True, **given)
+                output = self.model(input_ids=fed, use_cache=True, **given)
                 last: Float32 = output.logits[:, -1].float().numpy()
                 best = np.partition(last, -2, axis=1)[:, -2:].astype(np.float64)
                 margins.append(np.nan_to_num(best[:, 1] - best[:, 0]))
@@ -252,8 +269,11 @@ def _answer(reference: Reference, request: Request, writer: _Writer) -> None:
     match request:
         case Score():
             writer.put(*reference.score(request))
-        case Encode(texts, special_tokens):
-            writer.put(reference.encode(texts, special_tokens))
+        case Encode(texts):
+            writer.put(reference.encode(texts))
+        case Draw():
+            answer, logits = reference.draw(request)
+            writer.put(answer, (logits,))
         case ContinueGreedily(token_ids, steps):
             writer.put(reference.continue_greedily(token_ids, steps))
 

@@ -22,6 +22,8 @@ from headport.validate.wire import (
     Answer,
     Continued,
     ContinueGreedily,
+    Draw,
+    Drawn,
     Encode,
     Encoded,
     Failure,
@@ -117,11 +119,9 @@ class ReferenceProcess:
             self._ready = self._receive(Ready)
         return self._ready
 
-    def encode(
-        self, texts: Sequence[str], special_tokens: bool = True
-    ) -> tuple[tuple[int, ...], ...]:
+    def encode(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token ids of texts as the checkpoint's own tokenizer gives them."""
-        self._send(Encode(tuple(texts), special_tokens))
+        self._send(Encode(tuple(texts)))
         return self._receive(Encoded).token_ids
 
     def ask_score(
@@ -162,6 +162,14 @@ class ReferenceProcess:
     def read_greedy(self) -> Continued:
         """The oldest unanswered continuations."""
         return self._receive(Continued)
+
+    def draw(self, request: Draw) -> tuple[Drawn, Float32]:
+        """Tokens drawn by the reference's sampler, and the logits [V] they were drawn from."""
+        self._send(request)
+        answer = self._receive(Drawn)
+        logits = np.empty(answer.vocab_size, "<f4")
+        self._fill(logits.data.cast("B"))
+        return answer, logits
 
     def _send(self, request: Request) -> None:
         assert self._process.stdin is not None

@@ -5,61 +5,65 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from headport.metrics import Drift
+from headport.validate.evidence import (
+    Attribution,
+    Flips,
+    NoiseFloor,
+    Record,
+    SamplerParity,
+    Verdict,
+)
 
 __all__ = [
     "REPORT_SCHEMA_VERSION",
     "CandidateFacts",
+    "DocumentSummary",
     "GateResult",
     "GreedyRun",
     "MachineFacts",
     "Metric",
     "Metrics",
     "Position",
+    "PositionSlice",
     "Protocol",
     "ReferenceFacts",
+    "Regression",
     "Report",
     "SliceReport",
     "Timing",
     "Verdict",
-    "metrics_from_drift",
     "report_schema",
 ]
 
-REPORT_SCHEMA_VERSION: Final = 1
+REPORT_SCHEMA_VERSION: Final = 2
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
-Verdict = Literal["passed", "failed", "undecided"]
 
-
-class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every record of the report."""
-
-
-class Metric(_Record, frozen=True):
-    """One figure; `low` and `high` bound it where an interval is known.
+class Metric(Record, frozen=True):
+    """One figure with its 95 % confidence interval [low, high] and standard error.
 
     `value` is null where the figure has no meaning, such as a rate over no position, or is not
-    finite.
+    finite. Interval and error are null where none is known: for extremes and percentiles, and for
+    fewer than two documents.
     """
 
     value: float | None
     low: float | None = None
     high: float | None = None
+    error: float | None = None
 
 
-class Metrics(_Record, frozen=True):
-    """All figures of one text, or of all texts together.
+class Metrics(Record, frozen=True):
+    """All figures of one slice, or of all texts together.
 
-    Agreements are shares in [0, 1]; KL is KL(reference ‖ candidate) per position in nats; the
-    ratio is candidate / reference; errors are in logits.
+    Agreements, orders and total variation are shares in [0, 1]; KL is KL(reference ‖ candidate)
+    per position in nats, `kl_reverse` the other way round; Δp = q(y) − p(y) of the token y that
+    follows; the ratio is candidate / reference; errors are in logits.
     """
 
     top1_agreement: Metric
@@ -68,29 +72,90 @@ class Metrics(_Record, frozen=True):
     top1_agreement_tie_adjusted: Metric
     top5_agreement_tie_adjusted: Metric
     top10_agreement_tie_adjusted: Metric
+    top5_order: Metric
+    top10_order: Metric
+    top5_order_tie_adjusted: Metric
+    top10_order_tie_adjusted: Metric
+    reference_top1_rank_mean: Metric
     perplexity_reference: Metric
     perplexity_candidate: Metric
     perplexity_ratio: Metric
     bits_per_byte_reference: Metric
     bits_per_byte_candidate: Metric
     kl_mean: Metric
-    kl_p99: Metric
     kl_max: Metric
+    kl_p99_9: Metric
+    kl_p99: Metric
+    kl_p95: Metric
+    kl_p90: Metric
+    kl_p50: Metric
+    kl_p10: Metric
+    kl_p5: Metric
+    kl_p1: Metric
+    kl_p0_1: Metric
+    kl_min: Metric
+    kl_reverse_mean: Metric
+    total_variation_mean: Metric
+    delta_p_mean: Metric
+    delta_p_rms: Metric
+    delta_p_max: Metric
+    delta_p_p99_9: Metric
+    delta_p_p99: Metric
+    delta_p_p95: Metric
+    delta_p_p90: Metric
+    delta_p_p75: Metric
+    delta_p_p50: Metric
+    delta_p_p25: Metric
+    delta_p_p10: Metric
+    delta_p_p5: Metric
+    delta_p_p1: Metric
+    delta_p_p0_1: Metric
+    delta_p_min: Metric
     max_abs_logit_error: Metric
+    max_abs_logit_error_p99: Metric
+    max_abs_logit_error_p50: Metric
 
 
-class GateResult(_Record, frozen=True):
-    """One limit and how the figure lies to it; a null bound is no bound."""
+class GateResult(Record, frozen=True):
+    """One limit and how the figure lies to it; a null bound is no bound.
+
+    Allowed is [min − margin, max + margin]. By interval, a gate passes if the whole interval is
+    allowed, fails if none of it is, and is undecided in between; by value, the figure alone counts.
+    """
 
     metric: str
     slice: str | None  # None: all texts together
     min: float | None
     max: float | None
+    margin: float
+    by: Literal["interval", "value"]
     value: float | None
+    low: float | None
+    high: float | None
+    verdict: Verdict
+    reason: str  # why it is undecided; else empty
+    detectable: (
+        float | None
+    )  # smallest change of the figure that this sample finds in 90 % of cases
+    tokens_needed: int | None  # undecided: tokens with which the interval would clear the limit
+    tokens_recommended: int | None  # with which a drift as large as the limit allows is found
+
+
+class Regression(Record, frozen=True):
+    """A figure against that of an earlier report on the same texts; worse is positive."""
+
+    metric: str
+    margin: float  # worsening that is let go
+    baseline: float | None
+    value: float | None
+    worsening: float | None
+    low: float | None  # 95 % interval of the worsening
+    high: float | None
+    paired: bool  # over the same documents; else the two intervals are taken as independent
     verdict: Verdict
 
 
-class Protocol(_Record, frozen=True):
+class Protocol(Record, frozen=True):
     """How the figures were obtained: with other settings they would be others."""
 
     description: str  # one sentence that may stand beside any figure
@@ -98,6 +163,10 @@ class Protocol(_Record, frozen=True):
     counting: str  # which tokens are scored
     special_tokens: str  # what the tokenizer adds to a document
     window: int  # tokens fed at most per window
+    overlap: int  # tokens that a window repeats of the one before it, as context only
+    ignored_ids: tuple[int, ...]  # not scored as targets
+    weights: str  # how documents are weighted
+    confidence: str  # how intervals come about
     context: int  # tokens the model takes at most
     batch_size: int  # windows per run of the candidate
     chunk: int  # tokens per run of the candidate; longer windows continue through the cache
@@ -111,7 +180,7 @@ class Protocol(_Record, frozen=True):
     greedy_new_tokens: int
 
 
-class ReferenceFacts(_Record, frozen=True):
+class ReferenceFacts(Record, frozen=True):
     """The PyTorch side, as it ran in its own process."""
 
     checkpoint: str
@@ -127,7 +196,7 @@ class ReferenceFacts(_Record, frozen=True):
     versions: dict[str, str]
 
 
-class CandidateFacts(_Record, frozen=True):
+class CandidateFacts(Record, frozen=True):
     """The bundle, as it ran."""
 
     bundle: str
@@ -146,7 +215,7 @@ class CandidateFacts(_Record, frozen=True):
     versions: dict[str, str]
 
 
-class MachineFacts(_Record, frozen=True):
+class MachineFacts(Record, frozen=True):
     """Where it ran."""
 
     system: str
@@ -156,7 +225,7 @@ class MachineFacts(_Record, frozen=True):
     python: str
 
 
-class Timing(_Record, frozen=True):
+class Timing(Record, frozen=True):
     """Seconds. Reference and candidate overlap, so the parts add up to more than `total`."""
 
     reference: float  # forward passes of the reference
@@ -164,9 +233,10 @@ class Timing(_Record, frozen=True):
     metrics: float
     total: float  # scoring, loading excluded
     greedy: float
+    extra: float  # noise floor, attribution, samplers
 
 
-class Position(_Record, frozen=True):
+class Position(Record, frozen=True):
     """A position with large KL. Texts are pieces of the document, cut short."""
 
     slice: str
@@ -180,7 +250,7 @@ class Position(_Record, frozen=True):
     reference_margin: float  # reference logit of its own choice minus that of the candidate's
 
 
-class GreedyRun(_Record, frozen=True):
+class GreedyRun(Record, frozen=True):
     """Greedy continuation of one prompt on both sides, each fed its own tokens."""
 
     document: int
@@ -194,7 +264,7 @@ class GreedyRun(_Record, frozen=True):
     candidate_text: str
 
 
-class SliceReport(_Record, frozen=True):
+class SliceReport(Record, frozen=True):
     """One `--text` file."""
 
     name: str
@@ -208,20 +278,51 @@ class SliceReport(_Record, frozen=True):
     greedy: tuple[GreedyRun, ...]
 
 
-class Report(_Record, frozen=True):
+class PositionSlice(Record, frozen=True):
+    """Scored positions of one kind, over all texts."""
+
+    name: str  # @early, @late, @rare, @common
+    definition: str
+    tokens_scored: int
+    metrics: Metrics
+
+
+class DocumentSummary(Record, frozen=True):
+    """Means over one document: what a later report on the same texts is paired with."""
+
+    slice: str
+    document: int
+    tokens: int
+    weight: float
+    nll_reference: float
+    nll_candidate: float
+    kl: float
+    top1_agreement: float
+
+
+class Report(Record, frozen=True):
     """The outcome of one validation."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     verdict: Verdict
     date: str  # UTC, ISO 8601
     headport: str
     gates: tuple[GateResult, ...]
     gates_source: str
+    baseline: str | None  # the report that `regressions` compares with
+    regressions: tuple[Regression, ...]
     tokens_scored: int
     documents: int
     bytes_scored: int
     metrics: Metrics
+    bootstrap: dict[str, tuple[float | None, float | None]]  # metric → interval, as a check
     slices: tuple[SliceReport, ...]
+    position_slices: tuple[PositionSlice, ...]
+    by_document: tuple[DocumentSummary, ...]
+    flips: Flips
+    attribution: Attribution | None
+    noise_floor: NoiseFloor | None
+    sampler: SamplerParity | None
     worst: tuple[Position, ...]
     notes: tuple[str, ...]
     protocol: Protocol
@@ -232,16 +333,6 @@ class Report(_Record, frozen=True):
 
     def __bool__(self) -> bool:
         return self.verdict == "passed"
-
-
-def metrics_from_drift(drift: Drift) -> Metrics:
-    """The figures as the report holds them; no interval is known yet."""
-    values = dataclasses.asdict(drift)
-    return Metrics(**{name: Metric(value=_finite(value)) for name, value in values.items()})
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def report_schema() -> dict[str, Any]:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
-from headport.validate.report import GateResult, GreedyRun, Metrics, Report
+from headport.validate.evidence_tables import evidence_sections
+from headport.validate.report import GateResult, GreedyRun, Metric, Metrics, Report
+from headport.validate.section import Section
 
-__all__ = ["Section", "headline", "report_sections", "visible"]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A title, columns, and rows of as many cells; all text is made visible already."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+__all__ = ["headline", "report_sections", "visible"]
 
 
 def visible(text: str) -> str:
@@ -45,7 +36,10 @@ def report_sections(report: Report) -> tuple[Section, ...]:
     """All sections in reading order; one without rows is left out."""
     sections = (
         _gates(report),
+        _regressions(report),
         _metrics(report),
+        *evidence_sections(report),
+        _position_slices(report),
         _greedy(report),
         _worst(report),
         Section("Notes", ("note",), tuple((note,) for note in report.notes)),
@@ -66,15 +60,14 @@ def _made_visible(section: Section) -> Section:
     )
 
 
-# metric → how it is written; the first row whose end fits the metric's name.
+# metric → how it is written; the first row whose part occurs in the metric's name.
 _FORMATS = (
     ("agreement", "{:.4%}"),
-    ("agreement_tie_adjusted", "{:.4%}"),
+    ("_order", "{:.4%}"),
     ("perplexity_ratio", "{:.6f}"),
-    ("perplexity_reference", "{:.5f}"),
-    ("perplexity_candidate", "{:.5f}"),
-    ("bits_per_byte_reference", "{:.5f}"),
-    ("bits_per_byte_candidate", "{:.5f}"),
+    ("perplexity_", "{:.5f}"),
+    ("bits_per_byte_", "{:.5f}"),
+    ("rank_mean", "{:.4f}"),
     ("", "{:.3e}"),
 )
 
@@ -82,20 +75,29 @@ _FORMATS = (
 def _number(metric: str, value: float | None) -> str:
     if value is None:
         return "–"
-    return next(form for end, form in _FORMATS if metric.endswith(end)).format(value)
+    return next(form for part, form in _FORMATS if part in metric).format(value)
+
+
+def _interval(metric: str, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return "–"
+    return f"{_number(metric, low)} … {_number(metric, high)}"
 
 
 def _gates(report: Report) -> Section:
     return Section(
         f"Gates ({report.gates_source})",
-        ("metric", "text", "limit", "value", "verdict"),
+        ("metric", "text", "limit", "value", "95 % interval", "verdict", "why", "detectable"),
         tuple(
             (
                 gate.metric,
                 "all" if gate.slice is None else gate.slice,
                 _limit(gate),
                 _number(gate.metric, gate.value),
+                _interval(gate.metric, gate.low, gate.high),
                 gate.verdict,
+                _why(gate),
+                _detectable(gate),
             )
             for gate in report.gates
         ),
@@ -104,7 +106,43 @@ def _gates(report: Report) -> Section:
 
 def _limit(gate: GateResult) -> str:
     parts = [("≥", gate.min), ("≤", gate.max)]
-    return " and ".join(f"{sign} {bound:g}" for sign, bound in parts if bound is not None)
+    limit = " and ".join(f"{sign} {bound:g}" for sign, bound in parts if bound is not None)
+    return f"{limit}, margin {gate.margin:g}" if gate.margin else limit
+
+
+def _why(gate: GateResult) -> str:
+    if gate.verdict != "undecided":
+        return "by its value" if gate.by == "value" else "–"
+    more = f"; about {gate.tokens_needed} tokens would decide" if gate.tokens_needed else ""
+    return gate.reason + more
+
+
+def _detectable(gate: GateResult) -> str:
+    if gate.detectable is None or gate.by == "value":
+        return "–"
+    least = f"{gate.detectable:.1e}"
+    if gate.tokens_recommended is None:
+        return least
+    return f"{least}; {gate.tokens_recommended} tokens find a drift as large as the limit"
+
+
+def _regressions(report: Report) -> Section:
+    return Section(
+        f"Against {report.baseline}",
+        ("metric", "before", "now", "worse by", "95 % interval", "margin", "verdict"),
+        tuple(
+            (
+                found.metric,
+                _number(found.metric, found.baseline),
+                _number(found.metric, found.value),
+                "–" if found.worsening is None else f"{found.worsening:+.2e}",
+                "–" if found.low is None else f"{found.low:+.2e} … {found.high:+.2e}",
+                f"{found.margin:.2e}",
+                found.verdict,
+            )
+            for found in report.regressions
+        ),
+    )
 
 
 def _metrics(report: Report) -> Section:
@@ -112,10 +150,41 @@ def _metrics(report: Report) -> Section:
     names = [field.name for field in msgspec.structs.fields(Metrics)]
     return Section(
         "Figures",
-        ("metric", *(name for name, _ in columns)),
+        ("metric", columns[0][0], "95 % interval", *(name for name, _ in columns[1:])),
         tuple(
-            (name, *(_number(name, getattr(metrics, name).value) for _, metrics in columns))
+            (
+                name,
+                _number(name, of_all.value),
+                _interval(name, of_all.low, of_all.high),
+                *(_number(name, getattr(metrics, name).value) for _, metrics in columns[1:]),
+            )
             for name in names
+            for of_all in [_metric(report.metrics, name)]
+        ),
+    )
+
+
+def _metric(metrics: Metrics, name: str) -> Metric:
+    found: Metric = getattr(metrics, name)
+    return found
+
+
+_OF_POSITIONS = ("top1_agreement", "perplexity_ratio", "kl_mean", "kl_p99")
+
+
+def _position_slices(report: Report) -> Section:
+    return Section(
+        "Positions by kind",
+        ("positions", "which", "tokens", *_OF_POSITIONS),
+        tuple(
+            (
+                kind.name,
+                kind.definition,
+                str(kind.tokens_scored),
+                *(_number(name, _metric(kind.metrics, name).value) for name in _OF_POSITIONS),
+            )
+            for kind in report.position_slices
+            if kind.tokens_scored
         ),
     )
 
@@ -197,6 +266,10 @@ def _protocol(report: Report) -> tuple[tuple[str, str], ...]:
         ("counting", protocol.counting),
         ("special tokens", protocol.special_tokens),
         ("window", f"{protocol.window} of a context of {protocol.context} tokens"),
+        ("overlap", f"{protocol.overlap} tokens"),
+        ("not scored", ", ".join(map(str, protocol.ignored_ids)) or "no token id"),
+        ("weights", protocol.weights),
+        ("intervals", protocol.confidence),
         ("runs", f"batches of {protocol.batch_size}, chunks of {protocol.chunk} tokens"),
         ("tokens asked for", str(protocol.max_tokens) if protocol.max_tokens else "all"),
         ("near tie", f"reference logits closer than {protocol.near_tie_bound}"),
@@ -247,7 +320,7 @@ def _machine(report: Report) -> tuple[tuple[str, str], ...]:
             "seconds",
             f"scoring {timing.total:.1f} (reference {timing.reference:.1f} and candidate "
             f"{timing.candidate:.1f} at the same time, statistics {timing.metrics:.1f}), "
-            f"greedy runs {timing.greedy:.1f}",
+            f"greedy runs {timing.greedy:.1f}, split, noise floor and samplers {timing.extra:.1f}",
         ),
     )
 

@@ -1,7 +1,8 @@
 """What the validating process and its reference process say to each other.
 
-Each message is one JSON line. `Scored` is followed by its logits: rows · vocab_size float32,
-little-endian. The reference process imports this file, so it imports no graph or runtime code.
+Each message is one JSON line. `Scored` is followed by what goes into the head, rows · hidden_size
+float32, then by its logits, rows · vocab_size float32, both little-endian. The reference process
+imports this file, so it imports no graph or runtime code.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ __all__ = [
     "Answer",
     "ContinueGreedily",
     "Continued",
+    "Draw",
+    "Drawn",
     "Encode",
     "Encoded",
     "Failure",
     "Ready",
     "Request",
+    "SamplingCase",
     "Score",
     "Scored",
     "read_answer",
@@ -43,6 +47,8 @@ class Score(_Message, frozen=True, tag="score"):
     """Ask for the logits after each of these tokens, which start a context of their own."""
 
     token_ids: tuple[int, ...]
+    hidden: bool = False  # also what goes into the head
+    other_path: bool = False  # through the second code path, for the noise floor
 
 
 class ContinueGreedily(_Message, frozen=True, tag="continue"):
@@ -52,11 +58,31 @@ class ContinueGreedily(_Message, frozen=True, tag="continue"):
     steps: int
 
 
+class SamplingCase(msgspec.Struct, frozen=True):
+    """Sampling parameters, as `runtime/SAMPLING.md` defines them."""
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+class Draw(_Message, frozen=True, tag="draw"):
+    """Ask for tokens drawn from the logits after these tokens."""
+
+    token_ids: tuple[int, ...]
+    cases: tuple[SamplingCase, ...]
+    keys: tuple[tuple[int, int, int], ...]  # seed, step, sample of each draw
+    free: SamplingCase  # whose whole distribution is asked for
+
+
 class Ready(_Message, frozen=True, tag="ready"):
     """The model is loaded."""
 
     facts: ReferenceFacts
     head_slope: float | None
+    other_path: str  # in words; empty if the model knows only one
+    hidden_size: int  # of what goes into the head; 0: head not found
 
 
 class Encoded(_Message, frozen=True, tag="encoded"):
@@ -70,6 +96,7 @@ class Scored(_Message, frozen=True, tag="scored"):
 
     rows: int
     vocab_size: int
+    hidden_size: int  # 0: no hidden states
     near_tie_bound: tuple[float, ...]
     seconds: float  # of the forward pass
 
@@ -82,6 +109,15 @@ class Continued(_Message, frozen=True, tag="continued"):
     near_tie_bound: tuple[tuple[float, ...], ...]
 
 
+class Drawn(_Message, frozen=True, tag="drawn"):
+    """Announces the logits [vocab_size] that were drawn from."""
+
+    vocab_size: int
+    tokens: tuple[tuple[int, ...], ...]  # per case, per key
+    kept: tuple[int, ...]  # tokens that each case's filters leave
+    distribution: tuple[tuple[int, float], ...]  # token id, probability
+
+
 class Failure(_Message, frozen=True, tag="failure"):
     """An expected failure: the name of a class in `headport.errors`, and its message."""
 
@@ -89,8 +125,8 @@ class Failure(_Message, frozen=True, tag="failure"):
     message: str
 
 
-Request = Encode | Score | ContinueGreedily
-Answer = Ready | Encoded | Scored | Continued | Failure
+Request = Encode | Score | ContinueGreedily | Draw
+Answer = Ready | Encoded | Scored | Continued | Drawn | Failure
 
 _ENCODER = msgspec.json.Encoder()
 _REQUESTS = msgspec.json.Decoder(Request)

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from headport.metrics import RowScores
 from headport.validate.documents import Document, Window
-from headport.validate.reference_process import ScoredBlock
 from headport.validate.report import Position
 
 __all__ = ["WorstPositions", "shorten"]
 
 Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
 
 _CONTEXT_TOKENS = 24
 _TEXT_CHARACTERS = 80
@@ -43,33 +43,34 @@ class WorstPositions:
         self,
         material: int,
         window: Window,
-        block: ScoredBlock,
-        candidate: Float32,
+        at: Int64,
+        logits: tuple[Float32, Float32],
         scores: RowScores,
     ) -> None:
-        """Look at the positions of one block.
+        """Look at some positions.
 
         Args:
             material: Index of the text.
-            window: Where the block lies.
-            block: The reference's logits [N, V].
-            candidate: Logits [N, V].
-            scores: Figures of the same positions.
+            window: Where they lie.
+            at: Positions in the window, [N].
+            logits: Reference and candidate, [N, V] each.
+            scores: Their figures.
         """
+        reference, candidate = logits
         floor = self._found[-1].kl if len(self._found) == self._limit else 0.0
         rows = np.flatnonzero(scores.kl > floor)
         rows = rows[np.argsort(-scores.kl[rows], kind="stable")][: self._limit]
         for row in rows:
-            best, chosen = int(block.logits[row].argmax()), int(candidate[row].argmax())
+            best, chosen = int(reference[row].argmax()), int(candidate[row].argmax())
             self._found.append(
                 _Found(
                     material=material,
                     document=window.document,
-                    token=window.start + block.start + int(row) + 1,
+                    token=window.start + int(at[row]) + 1,
                     kl=float(scores.kl[row]),
                     reference_top1=best,
                     candidate_top1=chosen,
-                    margin=float(block.logits[row, best]) - float(block.logits[row, chosen]),
+                    margin=float(reference[row, best]) - float(reference[row, chosen]),
                 )
             )
         self._found = sorted(self._found, key=lambda found: -found.kl)[: self._limit]

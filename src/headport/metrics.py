@@ -1,4 +1,4 @@
-"""Drift statistics: reference logits and candidate logits in, figures per position and summed out.
+"""Drift statistics: reference logits and candidate logits in, figures per position out.
 
 Notation, per position: z reference logits [V], c candidate logits [V], y the token that follows,
 p = softmax(z), q = softmax(c). Every row is computed alone, so no figure depends on batching.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.errors import NonFiniteError
 
-__all__ = ["TOP_K", "Drift", "RowScores", "score_rows", "summarize", "top_ids"]
+__all__ = ["TOP_K", "RowScores", "score_rows", "top_ids"]
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -39,41 +39,45 @@ class RowScores:
     nll_reference: Float64  # [N], nats
     nll_candidate: Float64  # [N], nats
     kl: Float64  # [N], KL(p ‖ q), nats
+    kl_reverse: Float64  # [N], KL(q ‖ p), nats
+    total_variation: Float64  # [N], ½ Σ_v |p_v − q_v|, in [0, 1]
     max_abs_error: Float64  # [N], max_v |c_v − z_v|, logits
+    rank: Float64  # [N], place of the reference's first choice among the candidate's, from 1
     agreement: Float64  # [N, 3], |top-k(z) ∩ top-k(c)| / k
     agreement_tie_adjusted: Float64  # [N, 3]
+    order: Float64  # [N, 3], share of the first k places that hold the same token
+    order_tie_adjusted: Float64  # [N, 3]
 
     def __len__(self) -> int:
         return len(self.kl)
+
+    @property
+    def delta_p(self) -> Float64:
+        """q(y) − p(y), [N]: how much likelier the candidate thinks the token that follows."""
+        p = np.exp(-self.nll_reference)
+        return p * np.expm1(self.nll_reference - self.nll_candidate)
 
     @classmethod
     def concatenate(cls, parts: Sequence[RowScores]) -> RowScores:
         """The positions of several parts, in order; of none, zero positions."""
         if not parts:
             none, wide = np.zeros(0), np.zeros((0, len(TOP_K)))
-            return cls(none, none, none, none, wide, wide)
+            return cls(*(wide if f.name in _WIDE else none for f in fields(cls)))
         return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
 
-@dataclass(frozen=True)
-class Drift:
-    """The figures of a text; None where one has no meaning, such as a rate over no position."""
+_WIDE = ("agreement", "agreement_tie_adjusted", "order", "order_tie_adjusted")
 
-    top1_agreement: float | None
-    top5_agreement: float | None
-    top10_agreement: float | None
-    top1_agreement_tie_adjusted: float | None
-    top5_agreement_tie_adjusted: float | None
-    top10_agreement_tie_adjusted: float | None
-    perplexity_reference: float | None
-    perplexity_candidate: float | None
-    perplexity_ratio: float | None  # candidate / reference
-    bits_per_byte_reference: float | None
-    bits_per_byte_candidate: float | None
-    kl_mean: float | None  # nats
-    kl_p99: float | None  # nats
-    kl_max: float | None  # nats
-    max_abs_logit_error: float | None  # logits
+
+class _Distances(NamedTuple):
+    """Distances of some rows, each [N]."""
+
+    nll_reference: Float64
+    nll_candidate: Float64
+    kl: Float64
+    kl_reverse: Float64
+    total_variation: Float64
+    max_abs_error: Float64
 
 
 def top_ids(logits: Float32, k: int) -> Int64:
@@ -143,15 +147,21 @@ def _score_block(z: Float32, c: Float32, targets: Int64, bound: Float64) -> RowS
     with np.errstate(invalid="ignore", over="ignore"):  # such rows are computed again below
         delta = c - z
         error = np.maximum(delta.max(axis=1), -delta.min(axis=1)).astype(np.float64)
-        nll_z, nll_c, kl = _close_rows(z, delta, targets)
+        found = _close_rows(z, delta, targets, error)
     for row in np.flatnonzero(~(error <= _SERIES_LIMIT)):  # NaN included
-        nll_z[row], nll_c[row], kl[row], error[row] = _distant_row(z[row], c[row], targets[row])
-    raw, adjusted = _agreement(z, c, bound)
-    return RowScores(nll_z, nll_c, kl, error, raw, adjusted)
+        exact = _distant_row(z[row], c[row], targets[row])
+        for values, value in zip(found, exact, strict=True):
+            values[row] = value
+    return RowScores(*found, *_places(z, c, bound))
 
 
-def _close_rows(z: Float32, delta: Float32, targets: Int64) -> tuple[Float64, Float64, Float64]:
-    """NLL of both sides and KL by the series, for max |Δ| ≤ 0.5."""
+def _close_rows(z: Float32, delta: Float32, targets: Int64, error: Float64) -> _Distances:
+    """Distances by the series, for max |Δ| ≤ 0.5.
+
+    With S = E_p[exp(e) − 1 − e], q / p = exp(e) / (1 + S), hence
+    KL(q ‖ p) = E_p[e (exp(e) − 1)] / (1 + S) − log1p(S), and
+    ½ Σ |p − q| = ½ E_p|exp(e) − 1 − S| / (1 + S).
+    """
     rows = np.arange(len(z))
     top = z.max(axis=1)
     p = z - top[:, None]
@@ -164,12 +174,19 @@ def _close_rows(z: Float32, delta: Float32, targets: Int64) -> tuple[Float64, Fl
     for coefficient in _SERIES[-2::-1]:
         series *= e
         series += np.float32(coefficient)
-    e *= e
     series *= e
-    kl = np.log1p(_dot(p, series) / total)
+    series *= e
+    excess = _dot(p, series) / total
+    series += e  # exp(e) − 1
+    e *= series
+    tilted = _dot(p, e) / total
+    series -= excess.astype(np.float32)[:, None]
+    variation = _dot(p, np.abs(series, out=series)) / total
+    kl = np.log1p(excess)
     nll_z = top + np.log(total) - z[rows, targets].astype(np.float64)
     nll_c = nll_z + mean + kl - delta[rows, targets]
-    return nll_z, nll_c, kl
+    reverse = np.maximum(tilted / (1 + excess) - kl, 0.0)
+    return _Distances(nll_z, nll_c, kl, reverse, variation / (2 * (1 + excess)), error)
 
 
 def _dot(a: Float32, b: Float32) -> Float64:
@@ -177,7 +194,7 @@ def _dot(a: Float32, b: Float32) -> Float64:
     return products[:, 0, 0].astype(np.float64)
 
 
-def _distant_row(z32: Float32, c32: Float32, target: Any) -> tuple[float, float, float, float]:
+def _distant_row(z32: Float32, c32: Float32, target: Any) -> tuple[float, ...]:
     z, c = z32.astype(np.float64), c32.astype(np.float64)
     kept = ~(np.isneginf(z) & np.isneginf(c))
     for side, logits in (("reference", z), ("candidate", c)):
@@ -188,9 +205,16 @@ def _distant_row(z32: Float32, c32: Float32, target: Any) -> tuple[float, float,
                 f"{bad[0]} ({len(bad)} such logits in one position)"
             )
     log_p, log_q = z - _logsumexp(z[kept]), c - _logsumexp(c[kept])
-    kl = float(np.sum(np.exp(log_p[kept]) * (log_p[kept] - log_q[kept])))
-    error = float(np.abs(c[kept] - z[kept]).max())
-    return float(-log_p[target]), float(-log_q[target]), max(kl, 0.0), error
+    p, q = np.exp(log_p[kept]), np.exp(log_q[kept])
+    ratio = log_p[kept] - log_q[kept]
+    return (
+        float(-log_p[target]),
+        float(-log_q[target]),
+        max(float(p @ ratio), 0.0),
+        max(float(-q @ ratio), 0.0),
+        float(np.abs(p - q).sum()) / 2,
+        float(np.abs(c[kept] - z[kept]).max()),
+    )
 
 
 def _logsumexp(x: Float64) -> float:
@@ -198,63 +222,36 @@ def _logsumexp(x: Float64) -> float:
     return float(top + np.log(np.exp(x - top).sum()))
 
 
-def _agreement(z: Float32, c: Float32, bound: Float64) -> tuple[Float64, Float64]:
-    """Share of the candidate's top-k that lies in the reference's, raw and tie-adjusted.
+def _places(z: Float32, c: Float32, bound: Float64) -> tuple[Float64, ...]:
+    """Rank of the reference's first choice, and agreement of the best k as sets and in order.
 
-    Tie-adjusted, a member also counts if its reference logit is at least the reference's k-th
-    logit minus the bound: within it, the order is decided by rounding.
+    Tie-adjusted, a member of the candidate's best k also counts if its reference logit is at least
+    the reference's k-th logit minus the bound, and a place if the reference logits of the two
+    tokens that hold it differ by at most the bound: within it, the order is decided by rounding.
     """
     wanted, found = top_ids(z, TOP_K[-1]), top_ids(c, TOP_K[-1])
     z_wanted = np.take_along_axis(z, wanted, axis=1).astype(np.float64)
     z_found = np.take_along_axis(z, found, axis=1).astype(np.float64)
-    raw = np.empty((len(z), len(TOP_K)))
-    adjusted = np.empty_like(raw)
+    same = wanted == found
+    with np.errstate(invalid="ignore"):  # −∞ − −∞: removed tokens, which hold the same place
+        close = same | (np.abs(z_found - z_wanted) <= bound[:, None])
+    shares = [np.empty((len(z), len(TOP_K))) for _ in range(4)]
     for column, k in enumerate(TOP_K):
         best = found[:, :k]  # fewer than k where the vocabulary is smaller
         inside = (best[:, :, None] == wanted[:, None, :k]).any(axis=2)
         near = z_found[:, :k] >= (z_wanted[:, best.shape[1] - 1] - bound)[:, None]
-        raw[:, column] = inside.mean(axis=1)
-        adjusted[:, column] = (inside | near).mean(axis=1)
-    return raw, adjusted
+        columns = (inside, inside | near, same[:, :k], close[:, :k])
+        for share, values in zip(shares, columns, strict=True):
+            share[:, column] = values.mean(axis=1)
+    return _rank(c, wanted[:, 0], found), *shares
 
 
-def summarize(scores: RowScores, scored_bytes: int) -> Drift:
-    """Sum positions up: rates are means, perplexity = exp(ΣNLL / N), each token once.
-
-    bits per byte = ΣNLL / (ln 2 · bytes); kl_p99 is interpolated linearly between ranks.
-
-    Args:
-        scores: Positions of one text or of several.
-        scored_bytes: UTF-8 bytes of the text whose tokens were scored.
-    """
-    if not len(scores):
-        return Drift(**{field.name: None for field in fields(Drift)})
-    total_z, total_c = math.fsum(scores.nll_reference), math.fsum(scores.nll_candidate)
-    count = len(scores)
-    raw = scores.agreement.mean(axis=0)
-    adjusted = scores.agreement_tie_adjusted.mean(axis=0)
-    return Drift(
-        top1_agreement=float(raw[0]),
-        top5_agreement=float(raw[1]),
-        top10_agreement=float(raw[2]),
-        top1_agreement_tie_adjusted=float(adjusted[0]),
-        top5_agreement_tie_adjusted=float(adjusted[1]),
-        top10_agreement_tie_adjusted=float(adjusted[2]),
-        perplexity_reference=_exp(total_z / count),
-        perplexity_candidate=_exp(total_c / count),
-        perplexity_ratio=_exp((total_c - total_z) / count),
-        bits_per_byte_reference=_bits_per_byte(total_z, scored_bytes),
-        bits_per_byte_candidate=_bits_per_byte(total_c, scored_bytes),
-        kl_mean=math.fsum(scores.kl) / count,
-        kl_p99=float(np.quantile(scores.kl, 0.99)),
-        kl_max=float(scores.kl.max()),
-        max_abs_logit_error=float(scores.max_abs_error.max()),
-    )
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 709 else math.inf
-
-
-def _bits_per_byte(nll: float, scored_bytes: int) -> float | None:
-    return nll / math.log(2) / scored_bytes if scored_bytes else None
+def _rank(c: Float32, wanted: Int64, found: Int64) -> Float64:
+    """1-based place of `wanted` [N] in the order of c, ties by lowest id."""
+    hit = found == wanted[:, None]
+    rank: Float64 = hit.argmax(axis=1) + 1.0
+    for row in np.flatnonzero(~hit.any(axis=1)):  # beyond the best ten: counted
+        own = c[row, wanted[row]]
+        above = np.count_nonzero(c[row] > own)
+        rank[row] = 1 + above + np.count_nonzero(c[row, : wanted[row]] == own)
+    return rank

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from headport.validate.reference_process import ScoredBlock
 from tests.conftest import VOCAB_SIZE, save_model
 
 PROSE = """\
@@ -50,42 +48,18 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "prose.txt", folder / "code.py"
 
 
-class LocalReference:
-    """The reference without its process: what `ReferenceProcess` offers, computed when read."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        from headport.validate.reference import Reference
-
-        self._inner = Reference(str(checkpoint))
-        self._asked: list[Any] = []
-        self.seconds = 0.0
-
-    def ready(self) -> Any:
-        return self._inner.ready
-
-    def encode(self, texts: Sequence[str]) -> Any:
-        return self._inner.encode(tuple(texts)).token_ids
-
-    def ask_score(self, token_ids: Any) -> None:
-        self._asked.append(tuple(token_ids.tolist()))
-
-    def read_score(self, rows: int) -> Iterator[ScoredBlock]:
-        scored, logits = self._inner.score(self._asked.pop(0))
-        bound = np.array(scored.near_tie_bound)
-        for at in range(0, len(logits), rows):
-            yield ScoredBlock(at, logits[at : at + rows], bound[at : at + rows])
-
-    def ask_greedy(self, prompts: Any, steps: int) -> None:
-        self._asked.append((tuple(map(tuple, prompts.tolist())), steps))
-
-    def read_greedy(self) -> Any:
-        return self._inner.continue_greedily(*self._asked.pop(0))
-
-
 @pytest.fixture(scope="session")
 def reference_of() -> Callable[[Path], Any]:
-    """The reference of a checkpoint, loaded once."""
-    return cache(LocalReference)
+    """The reference of a checkpoint, loaded once, without its process."""
+
+    @cache
+    def load(checkpoint: Path) -> Any:
+        from headport.validate.local_reference import LocalReference
+        from headport.validate.reference import Reference
+
+        return LocalReference(Reference(str(checkpoint)))
+
+    return load
 
 
 def _small(**changes: Any) -> dict[str, Any]:

@@ -6,25 +6,36 @@ from typing import Any
 
 import msgspec
 
-from headport.metrics import Drift
+from headport.validate.evidence import (
+    AttributedPart,
+    Attribution,
+    Flip,
+    Flips,
+    NoiseFloor,
+    SamplerCase,
+    SamplerParity,
+)
+from headport.validate.figures import FIGURES
 from headport.validate.report import (
     CandidateFacts,
+    DocumentSummary,
     GateResult,
     GreedyRun,
     MachineFacts,
+    Metric,
     Metrics,
     Position,
+    PositionSlice,
     Protocol,
     ReferenceFacts,
     Report,
     SliceReport,
     Timing,
-    metrics_from_drift,
 )
 
 
-def drift(**changes: float | None) -> Drift:
-    """Figures of a good INT8 head."""
+def metrics(**changes: float | None) -> Metrics:
+    """Figures of a good INT8 head, with intervals around those that have one."""
     values: dict[str, Any] = {
         "top1_agreement": 0.99,
         "top5_agreement": 0.98,
@@ -42,11 +53,66 @@ def drift(**changes: float | None) -> Drift:
         "kl_max": 5e-3,
         "max_abs_logit_error": 0.2,
     }
-    return Drift(**(values | changes))
+    values = {figure.name: values.get(figure.name, 0.5) for figure in FIGURES} | changes
+    return Metrics(
+        **{
+            figure.name: around(values[figure.name])
+            if figure.interval
+            else Metric(value=values[figure.name])
+            for figure in FIGURES
+        }
+    )
 
 
-def metrics(**changes: float | None) -> Metrics:
-    return metrics_from_drift(drift(**changes))
+def around(value: float | None, error: float = 1e-5) -> Metric:
+    """A figure with a narrow interval."""
+    if value is None:
+        return Metric(value=None)
+    return Metric(value=value, low=value - 2 * error, high=value + 2 * error, error=error)
+
+
+def evidence(name: str, text: str) -> dict[str, Any]:
+    """Every part that explains a verdict."""
+    flip = Flip(
+        slice=name,
+        document=0,
+        token=7,
+        reference_top1=text,
+        candidate_top1=text,
+        margin=0.01,
+        logit_noise=0.02,
+    )
+    part = AttributedPart(
+        part="head",
+        measured="both heads",
+        kl_mean=4e-4,
+        top1_agreement=0.99,
+        nll_difference=1e-3,
+        max_abs_logit_error=0.2,
+    )
+    case = SamplerCase(runtime="python", parameters="T = 1", draws=4, equal=4, first_difference="")
+    return {
+        "flips": Flips(
+            positions=42, near_ties=0, by_noise=1, unexplained=0, noise_factor=6, widest=(flip,)
+        ),
+        "attribution": Attribution(tokens=42, parts=(part,), largest="head", finding="the head"),
+        "noise_floor": NoiseFloor(
+            path="eager",
+            tokens=42,
+            kl_mean=1e-12,
+            top1_agreement=1.0,
+            max_abs_logit_error=1e-5,
+            perplexity_ratio=1.0,
+        ),
+        "sampler": SamplerParity(
+            reference="transformers",
+            positions=4,
+            cases=(case,),
+            distribution="one row",
+            distribution_p_value=0.5,
+            verdict="passed",
+        ),
+    }
 
 
 def report(name: str = "prose", text: str = "the head", **changes: Any) -> Report:
@@ -86,21 +152,53 @@ def report(name: str = "prose", text: str = "the head", **changes: Any) -> Repor
         reference_margin=0.01,
     )
     made = Report(
-        schema_version=1,
+        schema_version=2,
         verdict="passed",
         date="2026-01-01T00:00:00+00:00",
         headport="0.1.0",
         gates=(
             GateResult(
-                metric="kl_mean", slice=None, min=None, max=2e-3, value=4e-4, verdict="passed"
+                metric="kl_mean",
+                slice=None,
+                min=None,
+                max=2e-3,
+                margin=0.0,
+                by="interval",
+                value=4e-4,
+                low=3.8e-4,
+                high=4.2e-4,
+                verdict="passed",
+                reason="",
+                detectable=3e-5,
+                tokens_needed=None,
+                tokens_recommended=None,
             ),
         ),
         gates_source="defaults of int8",
+        baseline=None,
+        regressions=(),
         tokens_scored=42,
         documents=1,
         bytes_scored=98,
         metrics=metrics(),
+        bootstrap={"kl_mean": (3.8e-4, 4.2e-4)},
         slices=(part,),
+        position_slices=(
+            PositionSlice(name="@rare", definition="seldom", tokens_scored=4, metrics=metrics()),
+        ),
+        by_document=(
+            DocumentSummary(
+                slice=name,
+                document=0,
+                tokens=42,
+                weight=1.0,
+                nll_reference=3.0,
+                nll_candidate=3.001,
+                kl=4e-4,
+                top1_agreement=0.99,
+            ),
+        ),
+        **evidence(name, text),
         worst=(position,),
         notes=(text,),
         protocol=Protocol(
@@ -109,6 +207,10 @@ def report(name: str = "prose", text: str = "the head", **changes: Any) -> Repor
             counting="once",
             special_tokens="nothing before, nothing after",
             window=64,
+            overlap=0,
+            ignored_ids=(),
+            weights="every token counts once",
+            confidence="95 %",
             context=64,
             batch_size=1,
             chunk=512,
@@ -153,6 +255,6 @@ def report(name: str = "prose", text: str = "the head", **changes: Any) -> Repor
         machine=MachineFacts(
             system="Linux", cpu="a CPU", cpus=2, memory_bytes=8 << 30, python="3.11"
         ),
-        timing=Timing(reference=2.0, candidate=1.5, metrics=0.2, total=2.5, greedy=0.5),
+        timing=Timing(reference=2.0, candidate=1.5, metrics=0.2, total=2.5, greedy=0.5, extra=0.1),
     )
     return msgspec.structs.replace(made, **changes)

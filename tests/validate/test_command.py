@@ -59,7 +59,9 @@ def test_a_failed_gate_exits_1_and_still_reports(
     tmp_path: Path, texts: Any, tiny_bundle: Path, reference_of: Any, tiny_llama: Path
 ) -> None:
     gates = tmp_path / "strict.toml"
-    gates.write_text("[[gate]]\nmetric = 'perplexity_ratio'\nmax = 0.5\nslice = 'code'\n")
+    gates.write_text(
+        "[[gate]]\nmetric = 'perplexity_ratio'\nmax = 0.5\nslice = 'code'\nby = 'value'\n"
+    )
     options = Options(
         bundle=tiny_bundle,
         reference=str(tiny_llama),

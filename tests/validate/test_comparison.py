@@ -14,10 +14,18 @@ import torch
 
 from headport.bundle import Bundle
 from headport.errors import NonFiniteError, ParityError, UsageError
-from headport.metrics import RowScores, summarize
 from headport.validate.candidate import Candidate
-from headport.validate.comparison import Comparison, check_ids, compare, prepare
+from headport.validate.comparison import (
+    RARE_SHARE,
+    Comparison,
+    check_ids,
+    compare,
+    prepare,
+)
 from headport.validate.documents import read_texts
+from headport.validate.figures import figures
+from headport.validate.report import Metrics
+from headport.validate.sums import CELLS
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +38,16 @@ def reference(reference_of: Any, tiny_llama: Path) -> Any:
     return reference_of(tiny_llama)
 
 
-def comparison(
-    texts: Any, candidate: Any, reference: Any, window: int = 64, batch_size: int = 1
-) -> Comparison:
+def comparison(texts: Any, candidate: Any, reference: Any, **options: Any) -> Comparison:
     materials = prepare(read_texts(texts), candidate, 0)
-    return compare(materials, candidate, reference, window=window, batch_size=batch_size)
+    return compare(materials, candidate, reference, **({"window": 64} | options))
+
+
+def same(one: Metrics, other: Metrics, **tolerance: float) -> None:
+    """Every figure of two runs agrees."""
+    for name in Metrics.__struct_fields__:
+        a, b = getattr(one, name).value, getattr(other, name).value
+        assert a == pytest.approx(b, **tolerance), name
 
 
 def independent(texts: Any, checkpoint: Path, window: int) -> tuple[float, int]:
@@ -63,15 +76,11 @@ def test_perplexity_agrees_with_an_independent_computation(
     file = tmp_path / "one.txt"
     file.write_text("The head is the last matrix of a language model. " * 6, encoding="utf-8")
     found = comparison([file], candidate, reference)
-    rows = found.slices[0].rows
+    part = found.sums.part()
     total, count = independent([file], tiny_llama, 64)
-    assert len(rows) == count > 64, "several windows"
-    assert summarize(rows, 1).perplexity_reference == pytest.approx(
-        math.exp(total / count), rel=1e-6
-    )
-    assert summarize(rows, 1).perplexity_candidate == pytest.approx(
-        math.exp(total / count), rel=1e-6
-    )
+    assert part.tokens == count > 64, "several windows"
+    for metric in (figures(part).perplexity_reference, figures(part).perplexity_candidate):
+        assert metric.value == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [2, 7])
@@ -80,13 +89,12 @@ def test_figures_do_not_depend_on_batches(
 ) -> None:
     alone = comparison(texts, candidate, reference, window=16)
     batched = comparison(texts, candidate, reference, window=16, batch_size=batch_size)
-    for one, other in zip(alone.slices, batched.slices, strict=True):
-        np.testing.assert_allclose(
-            one.rows.nll_candidate, other.rows.nll_candidate, rtol=1e-6, atol=1e-6
+    for rows in alone.rows:
+        one, other = (figures(found.sums.part(rows)) for found in (alone, batched))
+        same(one, other, rel=1e-4, abs=2e-5)
+        assert one.perplexity_candidate.value == pytest.approx(
+            other.perplexity_candidate.value, rel=1e-6
         )
-        np.testing.assert_array_equal(one.rows.agreement, other.rows.agreement)
-        a, b = summarize(one.rows, 1), summarize(other.rows, 1)
-        assert a.perplexity_candidate == pytest.approx(b.perplexity_candidate, rel=1e-6)
 
 
 @pytest.mark.parametrize("window", [3, 7, 64])
@@ -96,8 +104,40 @@ def test_windows_change_the_context_but_not_what_is_scored(
     materials = prepare(read_texts(texts), candidate, 0)
     found = compare(materials, candidate, reference, window=window, batch_size=3)
     expected = [sum(len(d.token_ids) - 1 for d in m.documents) for m in materials]
-    assert [len(part.rows) for part in found.slices] == expected
-    assert all(len(part.near_tie_bound) == len(part.rows) for part in found.slices)
+    assert [found.sums.part(rows).tokens for rows in found.rows] == expected
+
+
+def test_an_overlap_gives_context_and_scores_nothing_twice(
+    texts: Any, candidate: Any, reference: Any
+) -> None:
+    alone = comparison(texts, candidate, reference, window=8)
+    lapped = comparison(texts, candidate, reference, window=8, overlap=7)
+    whole = comparison(texts, candidate, reference)
+    parts = [found.sums.part() for found in (alone, lapped, whole)]
+    assert len({part.tokens for part in parts}) == 1
+    values = [figures(part).perplexity_reference.value for part in parts]
+    assert len({round(value, 6) for value in values if value}) == 3, "context changes the figure"
+
+
+def test_kinds_of_positions_add_up(texts: Any, candidate: Any, reference: Any) -> None:
+    found = comparison(texts, candidate, reference)
+    whole = found.sums.part()
+    for pair in (("early", "late"), ("rare", "common")):
+        parts = [found.sums.part(cells=CELLS[name]) for name in pair]
+        assert sum(part.tokens for part in parts) == whole.tokens
+        total = sum(part.column("kl").sum() for part in parts)
+        assert total == pytest.approx(whole.column("kl").sum(), rel=1e-12)
+    rare = found.sums.part(cells=CELLS["rare"])
+    assert 0 < rare.tokens <= RARE_SHARE * whole.tokens
+
+
+def test_bytes_of_all_tokens_are_those_of_the_text(
+    texts: Any, candidate: Any, reference: Any
+) -> None:
+    materials = prepare(read_texts(texts), candidate, 0)
+    found = comparison(texts, candidate, reference)
+    expected = [sum(d.bytes_scored for d in m.documents) for m in materials]
+    assert [found.sums.part(rows).bytes.sum() for rows in found.rows] == expected
 
 
 def test_blocks_of_head_rows_change_nothing(
@@ -106,9 +146,7 @@ def test_blocks_of_head_rows_change_nothing(
     whole = comparison(texts, candidate, reference)
     monkeypatch.setattr(candidate, "block_rows", 5)
     split = comparison(texts, candidate, reference)
-    rows = [RowScores.concatenate([p.rows for p in c.slices]) for c in (whole, split)]
-    np.testing.assert_allclose(rows[0].nll_candidate, rows[1].nll_candidate, atol=1e-6)
-    np.testing.assert_allclose(rows[0].nll_reference, rows[1].nll_reference, atol=1e-12)
+    same(figures(whole.sums.part()), figures(split.sums.part()), rel=1e-4, abs=2e-5)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
@@ -125,7 +163,7 @@ def test_logits_that_are_not_finite_end_the_run(
     monkeypatch.setattr(candidate, "logits", spoiled)
     with pytest.raises(NonFiniteError, match=r"the candidate gives (nan|inf) for token id 5"):
         comparison(texts, candidate, reference)
-    reference._asked.clear()
+    reference._scores.clear()
 
 
 def test_the_budget_is_shared_among_texts(texts: Any, candidate: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 from headport.errors import UsageError
 from headport.validate.documents import (
     Document,
+    Text,
     Tokens,
     cut_documents,
     read_texts,
+    record_documents,
     split_documents,
     windows_of,
 )
+from headport.validate.records import Record
 
 
 def words(text: str) -> int:
@@ -73,7 +77,8 @@ def test_no_word_is_lost_or_repeated(blocks: list[tuple[int, str]]) -> None:
 
 
 def document(length: int) -> Document:
-    return Document(0, "", np.arange(length), length, 1)
+    ones = np.ones(length - 1, np.int64)
+    return Document(0, "", np.arange(length), length, ones, ones.astype(np.bool_))
 
 
 @given(st.integers(2, 200), st.integers(1, 70))
@@ -150,3 +155,80 @@ def test_texts_of_one_name_are_refused(tmp_path: Path) -> None:
     files = [write(tmp_path / "a.txt", b"x"), write(tmp_path / "other" / "a.md", b"x")]
     with pytest.raises(UsageError, match="a occurs twice"):
         read_texts(files)
+
+
+@given(st.integers(2, 120), st.integers(2, 40), st.integers(0, 39))
+def test_overlapping_windows_score_each_token_once(length: int, window: int, overlap: int) -> None:
+    overlap = min(overlap, window - 1)
+    windows = windows_of(document(length), window, overlap)
+    targets = np.concatenate([w.targets[w.scored] for w in windows])
+    np.testing.assert_array_equal(targets, np.arange(1, length))
+    for earlier, later in pairwise(windows):
+        assert later.start == earlier.start + len(earlier.token_ids) - overlap or (
+            overlap > earlier.start + len(earlier.token_ids)
+        ), "context is what the window before ended with"
+        assert later.scored.argmax() == earlier.start + len(earlier.token_ids) - later.start
+
+
+def test_ignored_ids_are_fed_but_not_scored() -> None:
+    (found,) = cut_documents(iter(["abca"]), characters, 0, [ord("a")])
+    assert found.tokens_scored == 2 and found.bytes_scored == 2
+    assert found.used == 4, "the ignored last one is still fed"
+    (window,) = windows_of(found, 8)
+    np.testing.assert_array_equal(window.scored, [True, True, False])
+    assert list(cut_documents(iter(["aaaa"]), characters, 0, [ord("a")])) == []
+
+
+def test_the_budget_counts_scored_tokens_only() -> None:
+    (found,) = cut_documents(iter(["abacad"]), characters, 2, [ord("a")])
+    assert found.tokens_scored == 2 and found.used == 4, "cut behind the second scored token"
+
+
+RECORDS = """
+{"text": "abc"}
+
+{"prompt": "ab", "completion": "cd", "weight": 0.5}
+"""
+
+
+def text_of(content: str, file: str = "chat.jsonl") -> Text:
+    return Text("chat", file, "0" * 64, len(content), content)
+
+
+def test_records_say_what_is_prompt_and_what_a_document_weighs() -> None:
+    records = text_of(RECORDS).records()
+    plain, chat = record_documents(records, characters, 0)
+    assert (plain.tokens_scored, plain.weight) == (2, 1.0)
+    np.testing.assert_array_equal(chat.scored, [False, True, True])
+    assert (chat.weight, chat.bytes_scored) == (0.5, 2)
+    assert text_of(RECORDS, "chat.txt").records() == (), "a plain text is split, not parsed"
+
+
+def test_a_token_across_the_border_belongs_to_the_prompt() -> None:
+    pairs = Tokens(np.array([1, 2, 3]), np.array([1, 3, 4]))  # a, bc, d
+    (found,) = record_documents([Record("abcd", 2)], lambda _: pairs, 0)
+    np.testing.assert_array_equal(found.scored, [False, True])
+
+
+def test_a_weight_of_zero_leaves_a_document_out() -> None:
+    assert list(record_documents([Record("abcd", 0, 0.0)], characters, 0)) == []
+
+
+def test_records_meet_the_budget() -> None:
+    found = list(record_documents([Record("abcd"), Record("efgh")], characters, 4))
+    assert [d.tokens_scored for d in found] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1"),
+        ('{"text": "a", "prompt": "b"}', "text alone, or prompt and completion"),
+        ('{"text": "a", "weight": -1}', "weight of 0 or more"),
+        ('{"messages": []}', "messages"),
+        ('{"text": 3}', "text"),
+    ],
+)
+def test_other_lines_are_refused(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        text_of(line).records()

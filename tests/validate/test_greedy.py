@@ -53,7 +53,7 @@ def test_a_divergence_is_placed_and_judged_by_the_margin(
     reference = reference_of(tiny_llama)
     (run, *_), *_ = run_greedy(materials, candidate, reference, 8)
     prompt = materials[0].documents[0].token_ids[: run.prompt_tokens]
-    wanted = reference._inner.continue_greedily((tuple(prompt.tolist()),), 8)
+    wanted = reference.inner.continue_greedily((tuple(prompt.tolist()),), 8)
     assert run.first_divergence == 3
     assert run.reference_margin == pytest.approx(wanted.margins[0][3], abs=1e-4)
     assert run.near_tie == (run.reference_margin <= run.near_tie_bound) is False

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from headport.validate.reference import Reference, _HeadWatch
+from headport.validate.wire import Score
 
 
 class _Toy(torch.nn.Module):
@@ -87,7 +88,7 @@ def test_logits_are_the_models(reference: Reference, tiny_llama: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_llama).eval()
     with torch.inference_mode():
         expected = model(torch.tensor([[5, 3, 8, 1]])).logits[0].numpy()
-    scored, logits = reference.score((5, 3, 8, 1))
+    scored, (logits,) = reference.score(Score((5, 3, 8, 1)))
     np.testing.assert_array_equal(logits, expected)
     assert (scored.rows, scored.vocab_size, len(scored.near_tie_bound)) == (4, 257, 4)
     assert all(0 < bound < 1e-3 for bound in scored.near_tie_bound)
@@ -96,7 +97,7 @@ def test_logits_are_the_models(reference: Reference, tiny_llama: Path) -> None:
 def test_greedy_continuation_is_repeated_argmax_without_cache(reference: Reference) -> None:
     history = [5, 3, 8, 1]
     for _ in range(6):
-        _, logits = reference.score(tuple(history))
+        _, (logits,) = reference.score(Score(tuple(history)))
         history.append(int(logits[-1].argmax()))
     found = reference.continue_greedily(((5, 3, 8, 1), (9, 9, 2, 2)), 6)
     assert found.token_ids[0] == tuple(history[4:])
@@ -126,4 +127,4 @@ def test_the_process_imports_no_graph_or_runtime_code() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "[] ['headport.export.checkpoint']"
+    assert done.stdout.strip() == "[] ['headport.export.checkpoint', 'headport.export.source']"

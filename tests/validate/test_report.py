@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from importlib.resources import files
 
 import jsonschema
 import msgspec
 import pytest
 
-from headport.metrics import Drift
-from headport.validate.report import Metrics, Report, metrics_from_drift, schema_text
-from tests.validate.reports import drift, report
+from headport.validate.figures import FIGURES
+from headport.validate.report import Metrics, Report, schema_text
+from tests.validate.reports import report
 
 
 def published() -> str:
@@ -42,20 +40,13 @@ def test_fields_are_those_that_are_promised() -> None:
     document = json.loads(msgspec.json.encode(report()))
     promised = "schema_version verdict gates protocol reference candidate tokens_scored documents"
     assert set(f"{promised} slices metrics".split()) <= document.keys()
-    assert set(document["metrics"]["kl_mean"]) == {"value", "low", "high"}
+    assert set(document["metrics"]["kl_mean"]) == {"value", "low", "high", "error"}
     assert document["slices"][0]["metrics"].keys() == document["metrics"].keys()
 
 
 def test_metrics_are_named_once() -> None:
     named = [field.name for field in msgspec.structs.fields(Metrics)]
-    assert named == [field.name for field in dataclasses.fields(Drift)]
-
-
-def test_figures_without_meaning_are_null() -> None:
-    found = metrics_from_drift(drift(kl_mean=None, perplexity_candidate=math.inf, kl_max=math.nan))
-    assert found.kl_mean.value is None
-    assert found.perplexity_candidate.value is None
-    assert found.kl_max.value is None
+    assert named == [figure.name for figure in FIGURES]
 
 
 def test_only_a_passed_report_is_true() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from headport.metrics import score_rows
 from headport.validate.documents import Document, Window
-from headport.validate.reference_process import ScoredBlock
 from headport.validate.worst import WorstPositions, shorten
 
 
@@ -18,14 +17,16 @@ def offer(worst: WorstPositions, shifts: list[float], at: int) -> None:
     bound = np.zeros(len(z))
     scores = score_rows(z, c, np.zeros(len(z), np.int64), bound)
     ids = np.arange(20)
-    worst.offer(0, Window(3, 0, ids[:-1], ids[1:]), ScoredBlock(at, z, bound), c, scores)
+    everything = np.ones(19, np.bool_)
+    window = Window(3, 0, ids[:-1], ids[1:], everything)
+    worst.offer(0, window, at + np.arange(len(z)), (z, c), scores)
 
 
 def test_the_largest_are_kept_across_blocks() -> None:
     worst = WorstPositions(limit=3)
     offer(worst, [0.1, 0.9, 0.2], at=0)
     offer(worst, [0.8, 0.0, 0.7], at=3)
-    document = Document(3, "", np.arange(20), 20, 1)
+    document = Document(3, "", np.arange(20), 20, np.ones(19, np.int64), np.ones(19, np.bool_))
     found = worst.positions(["prose"], [[document]], lambda ids: " ".join(map(str, ids)))
     assert [p.token for p in found] == [2, 4, 6], "position i scores token i + 1"
     assert [p.kl for p in found] == sorted((p.kl for p in found), reverse=True)

@@ -1,0 +1,104 @@
+"""Records of what explains a verdict: flips, attribution, noise floor, sampler."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "AttributedPart",
+    "Attribution",
+    "Flip",
+    "Flips",
+    "NoiseFloor",
+    "Record",
+    "SamplerCase",
+    "SamplerParity",
+    "Verdict",
+]
+
+Verdict = Literal["passed", "failed", "undecided"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every record of the report."""
+
+
+class Flip(Record, frozen=True):
+    """A position where the two sides choose another token, widest margin first."""
+
+    slice: str
+    document: int
+    token: int
+    reference_top1: str
+    candidate_top1: str
+    margin: float  # reference logit of its own choice minus that of the candidate's
+    logit_noise: float  # RMS over the vocabulary of the logit differences, their mean removed
+
+
+class Flips(Record, frozen=True):
+    """Every position where the two sides choose another token, explained by its margin.
+
+    A difference of two logits that each move by noise of RMS σ has RMS √2 σ. A margin within
+    `noise_factor` of that is what rounding of this size does now and then; a wider one is not.
+    """
+
+    positions: int  # compared
+    near_ties: int  # margin within the near-tie bound: float32 rounding decides
+    by_noise: int  # margin within noise_factor · √2 · σ
+    unexplained: int
+    noise_factor: float
+    widest: tuple[Flip, ...]
+
+
+class AttributedPart(Record, frozen=True):
+    """What exchanging one part of the reference for the candidate's does."""
+
+    part: str
+    measured: str  # which two logits are compared
+    kl_mean: float
+    top1_agreement: float
+    nll_difference: float  # nats per token; these add up to the whole drift
+    max_abs_logit_error: float
+
+
+class Attribution(Record, frozen=True):
+    """The drift split along a chain from the reference to the candidate, on some of the tokens."""
+
+    tokens: int
+    parts: tuple[AttributedPart, ...]
+    largest: str  # part with the largest KL
+    finding: str  # one sentence
+
+
+class NoiseFloor(Record, frozen=True):
+    """The reference against itself through another code path."""
+
+    path: str
+    tokens: int
+    kl_mean: float
+    top1_agreement: float
+    max_abs_logit_error: float
+    perplexity_ratio: float
+
+
+class SamplerCase(Record, frozen=True):
+    """One row of the grid of sampling parameters."""
+
+    runtime: str
+    parameters: str
+    draws: int
+    equal: int
+    first_difference: str  # empty where all are equal
+
+
+class SamplerParity(Record, frozen=True):
+    """Tokens drawn from the same logits with the same noise on both sides."""
+
+    reference: str  # what drew on the reference's side
+    positions: int
+    cases: tuple[SamplerCase, ...]
+    distribution: str  # what the free-running test compared
+    distribution_p_value: float | None  # smallest, times the number of tests
+    verdict: Verdict

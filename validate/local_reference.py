@@ -1,0 +1,63 @@
+"""The reference without its process: what `ReferenceProcess` offers, computed when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.validate.reference import Reference
+from headport.validate.reference_process import ScoredBlock
+from headport.validate.wire import Continued, Draw, Drawn, Ready, Score
+
+__all__ = ["LocalReference"]
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+class LocalReference:
+    """Asks a `Reference` in this process; for whoever writes a store, and for tests."""
+
+    def __init__(self, reference: Reference) -> None:
+        self.inner = reference
+        self._scores: list[Score] = []
+        self._prompts: list[tuple[tuple[tuple[int, ...], ...], int]] = []
+        self.seconds = 0.0
+
+    def ready(self) -> Ready:
+        """Facts of the model."""
+        return self.inner.ready
+
+    def encode(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of texts as the checkpoint's own tokenizer gives them."""
+        return self.inner.encode(tuple(texts)).token_ids
+
+    def ask_score(
+        self, token_ids: Int64, *, hidden: bool = False, other_path: bool = False
+    ) -> None:
+        """Ask for the logits of a window; `read_score` gets them."""
+        self._scores.append(Score(tuple(token_ids.tolist()), hidden, other_path))
+
+    def read_score(self, rows: int) -> Iterator[ScoredBlock]:
+        """The oldest unanswered window, in blocks of at most `rows` positions."""
+        scored, arrays = self.inner.score(self._scores.pop(0))
+        self.seconds += scored.seconds
+        bound, logits = np.array(scored.near_tie_bound), arrays[-1]
+        for at in range(0, len(logits), rows):
+            inside = slice(at, at + rows)
+            hidden = arrays[0][inside] if scored.hidden_size else None
+            yield ScoredBlock(at, logits[inside], bound[inside], hidden)
+
+    def ask_greedy(self, prompts: Int64, steps: int) -> None:
+        """Ask for greedy continuations of prompts [B, P]; `read_greedy` gets them."""
+        self._prompts.append((tuple(tuple(row) for row in prompts.tolist()), steps))
+
+    def read_greedy(self) -> Continued:
+        """The oldest unanswered continuations."""
+        return self.inner.continue_greedily(*self._prompts.pop(0))
+
+    def draw(self, request: Draw) -> tuple[Drawn, Float32]:
+        """Tokens drawn by the reference's sampler, and the logits [V] they were drawn from."""
+        return self.inner.draw(request)

@@ -1,0 +1,66 @@
+"""What validation asks of a reference, wherever it runs, and of a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.validate.documents import Tokens
+from headport.validate.reference_process import ScoredBlock
+from headport.validate.wire import Continued, Draw, Drawn, Ready
+
+__all__ = ["ReferenceSide", "Tokenizing"]
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+class Tokenizing(Protocol):
+    """A tokenizer that says where in a text its tokens lie."""
+
+    def encode(self, text: str) -> Tokens:
+        """Token ids with what the tokenizer itself adds, and how far each reaches."""
+        ...
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text, special tokens not counted."""
+        ...
+
+
+class ReferenceSide(Protocol):
+    """The reference: a process, a store, or the model itself. Answers come in order."""
+
+    seconds: float  # spent in forward passes of `read_score`
+
+    def ready(self) -> Ready:
+        """Facts of the model."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids as the checkpoint's own tokenizer gives them."""
+        ...
+
+    def ask_score(
+        self, token_ids: Int64, *, hidden: bool = False, other_path: bool = False
+    ) -> None:
+        """Ask for the logits of a window [T], and for what goes into the head."""
+        ...
+
+    def read_score(self, rows: int) -> Iterator[ScoredBlock]:
+        """The oldest unanswered window, in blocks of at most `rows` positions."""
+        ...
+
+    def ask_greedy(self, prompts: Int64, steps: int) -> None:
+        """Ask for greedy continuations of prompts [B, P]."""
+        ...
+
+    def read_greedy(self) -> Continued:
+        """The oldest unanswered continuations."""
+        ...
+
+    def draw(self, request: Draw) -> tuple[Drawn, Float32]:
+        """Tokens drawn by the reference's sampler, and the logits [V] they were drawn from."""
+        ...
