@@ -32,7 +32,7 @@ def candidate_facts(bundle: Bundle, candidate: Candidate) -> CandidateFacts:
         stages=tuple(stage.stage for stage in manifest.provenance.stages),
         target=manifest.target,
         dtype=manifest.model.dtype,
-        recipe=recipe_name(manifest.model, candidate.head),
+        recipe=recipe_name(manifest.model, candidate.head, manifest.backbone_quantization),
         head=_head_text(candidate.head),
         session_options=manifest.session_options,
         provider=candidate.settings.provider,

@@ -13,7 +13,7 @@ import msgspec
 
 from headport.command import record_from_mapping
 from headport.errors import UsageError
-from headport.manifest import Head, Model
+from headport.manifest import BackboneQuantization, Head, Model
 from headport.validate.certainty import detectable, tokens_for, tokens_to_decide
 from headport.validate.evidence import Verdict
 from headport.validate.figures import FIGURES
@@ -109,10 +109,13 @@ DEFAULT_GATES: dict[str, tuple[GateRule, ...]] = {
 }
 
 
-def recipe_name(model: Model, head: Head) -> str:
+def recipe_name(model: Model, head: Head, backbone: BackboneQuantization | None = None) -> str:
     """The row of `DEFAULT_GATES`: the coarsest number format that model and head use."""
     coarseness = ("fp32", "fp16", "bf16", "int8", "int8-row", "fp8", "int4")
     used = {model.dtype, head.quantization.format if head.quantization else "fp32"}
+    if backbone is not None:
+        stored = (*backbone.matrices.values(), *backbone.embedding.values())
+        used |= {how.format for how in stored}
     return max(used, key=coarseness.index)
 
 
