@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.lowering.product_check import ProductCheck
+from headport.lowering.product_parity import hidden_states_change
 from headport.manifest import StoredMatrix
 from headport.quantize.backbone_check import LookupCheck
 from headport.quantize.formats import StoredWeight
-from headport.runner import open_runner
 
 __all__ = ["BackboneReport", "Stored", "backbone_lines", "backbone_report"]
-
-_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,6 @@ def backbone_report(
     errors = {name: each.weight.row_errors for name, each in stored.items()}
     worst = max(errors, key=lambda name: float(errors[name].max()))
     everything = np.concatenate(list(errors.values()))
-    was, now = _hidden_states(before), _hidden_states(after)
     return BackboneReport(
         formats=dict(Counter(_shown(each.how) for each in stored.values())),
         left=left,
@@ -73,7 +69,7 @@ def backbone_report(
         weight_bytes_after=sum(each.weight.nbytes for each in stored.values()),
         tensor_bytes_before=sum(t.length for t in before.manifest.tensors),
         tensor_bytes_after=sum(t.length for t in after.manifest.tensors),
-        hidden_states_change=float(np.linalg.norm(now - was) / (np.linalg.norm(was) or 1)),
+        hidden_states_change=hidden_states_change(before, after),
         check=checks[0],
         lookups=checks[1],
     )
@@ -81,15 +77,6 @@ def backbone_report(
 
 def _shown(how: StoredMatrix) -> str:
     return how.format if how.block is None else f"{how.format} block {how.block}"
-
-
-def _hidden_states(bundle: Bundle) -> npt.NDArray[np.float64]:
-    manifest = bundle.manifest
-    rng = np.random.Generator(np.random.Philox(key=7))
-    length = max(1, min(_TOKENS, manifest.model.max_context))
-    ids = rng.integers(0, manifest.vocabulary.size, (1, length))
-    runner = open_runner(bundle, heads=())
-    return runner.forward(runner.new_cache(1, length), ids, np.array([length])).astype(np.float64)
 
 
 def backbone_lines(name: str, report: dict[str, Any]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from headport.manifest import BackboneQuantization, StoredMatrix
 from headport.runner import open_runner
 from headport.session import SessionSettings
 
-__all__ = ["ProductParity", "check_product_parity"]
+__all__ = ["ProductParity", "check_product_parity", "hidden_states_change"]
 
 Float64 = npt.NDArray[np.float64]
 
@@ -73,15 +73,22 @@ def check_product_parity(
         for name, how in record.matrices.items()
     }
     check = check_products(lowered, expected, settings)
-    was, now = (_hidden_states(bundle, settings) for bundle in (unlowered, lowered))
-    change = float(np.linalg.norm(now - was) / (np.linalg.norm(was) or 1))
-    found = ProductParity(check, change if np.isfinite(change) else np.inf, _LIMIT)
+    found = ProductParity(check, hidden_states_change(unlowered, lowered, settings), _LIMIT)
     if not found:
         raise ParityError(
             f"the lowered products move hidden states by {found.hidden_states_change:.2g} of "
             f"their size, {_LIMIT:g} is accepted; nothing was written"
         )
     return found
+
+
+def hidden_states_change(
+    before: Bundle, after: Bundle, settings: SessionSettings | None = None
+) -> float:
+    """‖Δ‖ / ‖hidden states‖ on a prompt of random tokens; infinite where they are not finite."""
+    was, now = (_hidden_states(bundle, settings) for bundle in (before, after))
+    change = float(np.linalg.norm(now - was) / (np.linalg.norm(was) or 1))
+    return change if np.isfinite(change) else np.inf
 
 
 def _activations(record: BackboneQuantization, target: str, how: StoredMatrix) -> str:
