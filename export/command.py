@@ -225,7 +225,14 @@ def _ledger_name(tensors: tuple[Tensor, ...], head: Head) -> str:
 def _with_stage(manifest: Manifest, options: Options, report: dict[str, Any]) -> Manifest:
     stage = Stage(
         stage="export",
-        options={"dtype": options.dtype},
+        options={
+            "dtype": options.dtype,
+            **{
+                name: True
+                for name in ("trust_remote_code", "allow_pickle")
+                if getattr(options, name)
+            },
+        },
         versions=library_versions(),
         report=report,
     )

@@ -41,6 +41,8 @@ def test_the_recipes_we_ship_are_valid(name: str) -> None:
         ("[lower]\ntarget = 'gpu'", r"\[lower\].*gpu"),
         ("[export]\noutput = 'x'", "output belongs on the command line"),
         ("[export]\nmodel = 'x'", "model belongs on the command line"),
+        ("[export]\ntrust_remote_code = true", "trust_remote_code belongs on the command line"),
+        ("[export]\nallow_pickle = true", "allow_pickle belongs on the command line"),
         ("[export", "not valid TOML"),
     ],
 )

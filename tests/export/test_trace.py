@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import onnx_ir as ir
@@ -46,6 +47,21 @@ def test_a_program_taken_as_it_is_gives_the_same_graph(
     assert kinds.count("RMSNormalization") == 5
     assert contents(quick) == contents(full)
     assert model.config._attn_implementation == implementation  # the model is as it was
+
+
+def test_what_the_exporter_reuses_changes_nothing(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In half precision, where norms compute in float32, operands are promoted.
+    model = load_model(find_checkpoint(str(tiny_llama)), torch.float16)
+    shapes = cache_shapes(model)
+    reused = trace_backbone(model, shapes)
+    monkeypatch.setattr(translate, "known_results_reused", nullcontext)
+    computed = trace_backbone(model, shapes)
+    assert operators(reused) == operators(computed)
+    assert contents(reused) == contents(computed)
+    named = [[value.name for value in node.outputs] for node in reused.graph]
+    assert named == [[value.name for value in node.outputs] for node in computed.graph]
 
 
 def test_programs_that_change_their_inputs_are_decomposed() -> None:
