@@ -119,8 +119,9 @@ class Metrics(Record, frozen=True):
 class GateResult(Record, frozen=True):
     """One limit and how the figure lies to it; a null bound is no bound.
 
-    Allowed is [min − margin, max + margin]. By interval, a gate passes if the whole interval is
-    allowed, fails if none of it is, and is undecided in between; by value, the figure alone counts.
+    By interval, a gate passes if the figure lies within [min, max] and its interval within
+    [min − margin, max + margin], fails if the whole interval lies beyond a limit, and is undecided
+    in between; by value, the figure alone counts.
     """
 
     metric: str

@@ -74,6 +74,8 @@ def test_a_gates_file(tmp_path: Path) -> None:
         ("[[gate]]\nmetric = 'kl_mean'\nmax = true", "max"),
         ("[[gate]]\nmetric = 'kl_mean'\nmin = 2\nmax = 1", "nothing can pass"),
         ("[[gate]]\nmetric = 'kl_mean'\nmax = 1\nmargin = -1", "margin of 0 or more"),
+        ("[[gate]]\nmetric = 'kl_mean'\nmax = 1\nmargin = 1\nby = 'value'", "is for intervals"),
+        ("[[gate]]\nmetric = 'kl_p99'\nmax = 1\nmargin = 1", "is for intervals"),
         ("[[gate]]\nmetric = 'kl_mean'\nmax = 1\nby = 'luck'", "luck"),
         ("[[gate]]\nmax = 1", "metric"),
         ("gate = []", "none found"),
@@ -219,7 +221,10 @@ def judge(metric: Metric, rule: GateRule, tokens: int = 1000) -> Any:
         (1.0020, 0.0006, 0.0, "undecided"),  # reaches 1.0032
         (1.0040, 0.0006, 0.0, "undecided"),  # begins at 1.0028
         (1.0040, 0.0004, 0.0, "failed"),  # begins at 1.0032
-        (1.0040, 0.0004, 0.002, "passed"),  # all below 1.005
+        (1.0028, 0.0004, 0.001, "passed"),  # holds the limit, all below 1.004
+        (1.0028, 0.0008, 0.001, "undecided"),  # reaches 1.0044
+        (1.0032, 0.0004, 0.002, "undecided"),  # beyond the limit, but not surely
+        (1.0040, 0.0004, 0.002, "failed"),  # surely: a margin excuses no figure
         (0.9960, 0.0004, 0.0, "failed"),  # too good is wrong, too
     ],
 )
