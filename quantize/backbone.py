@@ -180,17 +180,16 @@ def _refuse(name: str, wrong: npt.NDArray[np.bool_], what: str, instead: str | N
 
 
 def _head(before: Manifest, after: Manifest, head: Head, backbone: str) -> Head:
-    """A head's entry, where the ledger names a weight otherwise that was tied to the embedding."""
+    """A head's entry as the ledger has its weight now, which the embedding may share or not."""
     _, initializer = head_weight(before, head)
     entry = find_tensor(after, head.graph, initializer)
-    tied = head.tied and _reads(backbone, entry)
-    changed = msgspec.structs.replace(head, weight=entry.name, tied=tied)
+    changed = msgspec.structs.replace(head, weight=entry.name, tied=_reads(backbone, entry))
     if (form := head.candidates) is None:
         return changed
     old = next(t for t in before.tensors if t.name == form.original and _reads(form.full, t))
     consumer = next(c for c in old.consumers if c.startswith(f"{form.full}:"))
     new = find_tensor(after, form.full, consumer.partition(":")[2])
-    tied = form.original_tied and _reads(backbone, new)
+    tied = _reads(backbone, new)
     original = msgspec.structs.replace(form, original=new.name, original_tied=tied)
     return msgspec.structs.replace(changed, candidates=original)
 

@@ -25,7 +25,7 @@ from headport.quantize.options import Options
 from headport.quantize.report import CalibrationReport, make_report, summary
 from headport.selftest import write_selftest
 
-__all__ = ["SUMMARY", "Options", "quantize", "run"]
+__all__ = ["SUMMARY", "Options", "check", "quantize", "run"]
 
 SUMMARY = "Quantise the head, the backbone or the embedding of a portable bundle."
 

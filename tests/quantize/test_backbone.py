@@ -142,6 +142,9 @@ def test_a_tied_weight_is_stored_once_if_both_ends_are_int8_alike(tmp_path: Path
     stored = [t for t in bundle.manifest.tensors if t.shape == (mlp.V, mlp.H)]
     assert len(stored) == 1 and stored[0].dtype == "int8" and len(stored[0].consumers) == 2
     assert run_selftest(bundle)
+    later = quantize(_options(tied, tmp_path / "h", head="int8", block=32))
+    later = quantize(_options(later, tmp_path / "i", embedding="int8", embedding_block=32))
+    assert later.manifest.heads == bundle.manifest.heads
     other = quantize(
         _options(tied, tmp_path / "p", embedding="int8", embedding_block=16, head="int8", block=32)
     )
