@@ -13,6 +13,8 @@ from headport.bundle import Bundle, file_entry
 from headport.cli import main
 from headport.errors import OutputError, QuantizeError, UsageError
 from headport.ledger import find_tensor, read_tensor
+from headport.lowering import Options as LowerOptions
+from headport.lowering import lower
 from headport.manifest import encode_manifest
 from headport.quantize import Options, quantize
 from headport.quantize.blocks import BLOCKS
@@ -156,6 +158,20 @@ def test_a_tied_weight_is_stored_once_if_both_ends_are_int8_alike(tmp_path: Path
         _options(mlp.mlp_bundle(tmp_path / "u"), tmp_path / "r", embedding="int8", head="int8")
     )
     assert not untied.manifest.heads["lm"].tied
+
+
+def test_a_certified_head_keeps_its_original_weight(tmp_path: Path) -> None:
+    tied = mlp.mlp_bundle(tmp_path / "b", tied=True)
+    certified = quantize(_options(tied, tmp_path / "c", head="int8", certify=True))
+    bundle = quantize(_options(certified, tmp_path / "o", backbone="int8", embedding="int8"))
+    before, after = (b.manifest.heads["lm"].candidates for b in (certified, bundle))
+    assert before is not None and after is not None
+    assert (before.original, before.original_tied) == (mlp.EMBED, True)
+    assert not after.original_tied and after.original != mlp.EMBED
+    assert bundle.manifest.heads["lm"].tied, "rounded alike, with the same block"
+    assert run_selftest(bundle)
+    lowered = lower(LowerOptions(bundle=bundle.path, output=tmp_path / "l", target="ort-cpu"))
+    assert not lowered.manifest.heads["lm"].tied and run_selftest(lowered)
 
 
 def test_refusals_write_nothing(source: Bundle, tmp_path: Path) -> None:
