@@ -56,7 +56,8 @@ _SELECTIVE_SCAN_BODY = """
 # CHUNK tokens at a time: with s[t] the running sum of dt A since the chunk began,
 #   y = (tril(exp(s[t] - s[r])) * (C B^T)) (dt x) + exp(s) (h C^T)^T,
 #   h' = exp(s[last]) h + (exp(s[last] - s) dt x)^T B.
-# No exponent is above zero, so nothing overflows. The last chunk is filled up with dt = 0.
+# The sums run in float64: they grow with the chunk, and their differences are what counts. No
+# exponent is above zero, so nothing overflows. The last chunk is filled up with dt = 0.
 _DUAL_SCAN_BODY = """
   one = Constant <value_ints = [1]> ()
   zero = Constant <value_ints = [0]> ()
@@ -118,10 +119,12 @@ _DUAL_SCAN_BODY = """
       end = Constant <value_ints = [9223372036854775807]> ()
       time = Constant <value_ints = [3]> ()
       never = Constant <value_float = -1e30> ()
-      s = CumSum (a, axis)
+      a_double = Cast <to = 11> (a)
+      s = CumSum (a_double, axis)
       s_column = Unsqueeze (s, column)
       s_row = Unsqueeze (s, row)
-      since = Sub (s_column, s_row)
+      since_double = Sub (s_column, s_row)
+      since = Cast <to = 1> (since_double)
       length = Shape <start = 3, end = 4> (a)
       count = Squeeze (length)
       slots = Range (from_zero, count, by_one)
@@ -136,17 +139,20 @@ _DUAL_SCAN_BODY = """
       C_turned = Transpose <perm = [0, 1, 2, 4, 3]> (C_c)
       y_state_turned = MatMul (h, C_turned)
       y_state = Transpose <perm = [0, 1, 2, 4, 3]> (y_state_turned)
-      decay_before = Exp (s_column)
+      before = Cast <to = 1> (s_column)
+      decay_before = Exp (before)
       y_before = Mul (y_state, decay_before)
       y_c = Add (y_inside, y_before)
       s_last = Slice (s, column, end, time)
-      left = Sub (s_last, s)
+      left_double = Sub (s_last, s)
+      left = Cast <to = 1> (left_double)
       decay_after = Exp (left)
       after_column = Unsqueeze (decay_after, column)
       u_after = Mul (u, after_column)
       u_turned = Transpose <perm = [0, 1, 2, 4, 3]> (u_after)
       h_new = MatMul (u_turned, B_c)
-      decay_all = Exp (s_last)
+      whole = Cast <to = 1> (s_last)
+      decay_all = Exp (whole)
       all_column = Unsqueeze (decay_all, column)
       h_kept = Mul (h, all_column)
       h_next = Add (h_kept, h_new)

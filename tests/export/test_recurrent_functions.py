@@ -177,6 +177,25 @@ def test_linear_recurrence(T: int) -> None:
     np.testing.assert_array_equal(present[3], inputs["past_state"][3])
 
 
+def test_sums_within_a_chunk_keep_what_follows_a_reset() -> None:
+    # Every fourth token forgets everything; sums in float32 would lose what the others add to it.
+    T, normal, valid = 64, _Normal(), np.ones((1, 64), np.int64)
+    x, A = normal(1, T, H, P), np.array([-4, -8, -12, -16], np.float32)
+    dt = np.full((1, T, H), 1e-3, np.float32)
+    dt[:, ::4] = 5.0
+    b, c, h = normal(1, T, G, N), normal(1, T, G, N), normal(1, H, P, N)
+    inputs = {"x": x, "dt": dt, "A": A, "B": b, "C": c, "past_state": h, "new_tokens": valid}
+    y, _ = _run(DUAL_SCAN, inputs, {"y": x, "state": h})
+    state, expected = h.astype(np.float64), np.zeros((1, T, H, P))
+    for t in range(T):
+        step = dt[:, t].astype(np.float64)
+        rows, columns = (np.repeat(z[:, t], H // G, axis=1)[..., None, :] for z in (b, c))
+        state = np.exp(step * A)[..., None, None] * state
+        state = state + (step[..., None] * x[:, t])[..., None] * rows
+        expected[:, t] = (state * columns).sum(axis=-1)
+    np.testing.assert_allclose(y, expected, atol=1e-6 * np.abs(expected).max())
+
+
 def test_long_decays_do_not_overflow() -> None:
     # exp of the running sum between two tokens taken the wrong way round would be infinite.
     T, valid = 64, np.ones((1, 64), np.int64)
