@@ -146,7 +146,7 @@ def score_rows(
 def _score_block(z: Float32, c: Float32, targets: Int64, bound: Float64) -> RowScores:
     with np.errstate(invalid="ignore", over="ignore"):  # such rows are computed again below
         delta = c - z
-        error = np.maximum(delta.max(axis=1), -delta.min(axis=1)).astype(np.float64)
+        error = np.abs(np.maximum(delta.max(axis=1), -delta.min(axis=1))).astype(np.float64)
         found = _close_rows(z, delta, targets, error)
     for row in np.flatnonzero(~(error <= _SERIES_LIMIT)):  # NaN included
         exact = _distant_row(z[row], c[row], targets[row])
