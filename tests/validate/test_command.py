@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 from headport.cli import main
@@ -74,6 +75,43 @@ def test_a_failed_gate_exits_1_and_still_reports(
     assert report.verdict == "failed" and report.gates_source == "strict.toml"
     assert [gate.slice for gate in report.gates] == ["code"]
     assert report.slices[0].greedy == ()
+
+
+def test_midpoint_sampler_records_and_baseline_in_one_run(
+    tmp_path: Path, texts: Any, tiny_bundle: Path, reference_of: Any, tiny_llama: Path
+) -> None:
+    chat = tmp_path / "chat.jsonl"
+    lines = [
+        {"prompt": "The head is ", "completion": "the last matrix.", "weight": 1 + i % 2}
+        for i in range(6)
+    ]
+    chat.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    options = Options(
+        bundle=tiny_bundle,
+        reference=str(tiny_llama),
+        text=(*texts, chat),
+        greedy_tokens=0,
+        attribution_tokens=60,
+        noise_floor_tokens=30,
+        overlap=3,
+        window=32,
+        sampler=True,
+        unquantised=tiny_bundle,
+        ignore_ids=(0,),
+    )
+    first = validate_with(reference_of(tiny_llama), options)
+    assert first.verdict == "passed" and first.regressions == ()
+    assert first.sampler is not None and first.sampler.verdict == "passed"
+    assert first.attribution is not None and len(first.attribution.parts) == 4
+    assert first.slices[2].documents == 6 and first.protocol.weights.startswith("by the weight")
+    file = tmp_path / "first.json"
+    file.write_bytes(msgspec.json.encode(first))
+    again = msgspec.structs.replace(options, baseline=file)
+    second = validate_with(reference_of(tiny_llama), again)
+    assert {found.verdict for found in second.regressions} == {"passed"}
+    assert second.verdict == "passed" and second.baseline == "first.json"
+    with pytest.raises(UsageError, match="other overlap found"):
+        validate_with(reference_of(tiny_llama), msgspec.structs.replace(again, overlap=0))
 
 
 def test_another_checkpoint_is_noted(
