@@ -220,9 +220,11 @@ def _xglm(
 
 
 def _sinusoids(self: Any, position_ids: torch.Tensor, *_args: Any) -> torch.Tensor:
-    # The module makes its table longer when it is too short, which a graph cannot.
+    # The module makes its table longer when it is too short, which a graph cannot. The table is
+    # computed in float32 also where the model is half precision.
     table: torch.Tensor = self.weights
-    return table[position_ids + self.offset]
+    kind = next(iter(traced_cache().past_keys.values())).dtype
+    return table[position_ids + self.offset].to(kind)
 
 
 def _openai_gpt(self: Any, x: torch.Tensor, *_args: Any, **_kwargs: Any) -> list[torch.Tensor]:
