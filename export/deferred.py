@@ -126,6 +126,9 @@ class DeferredTensor(torch.Tensor):
             found = _SHORTCUTS[func](*args, **kwargs)
             if found is not None:
                 return found
+        if func._schema.is_mutable and args and isinstance(args[0], DeferredTensor):
+            # It would change a copy that is forgotten.
+            raise _refusal(f"{func} changes a weight in place")
         if _Mode.recording:
             return _record(func, args, kwargs)
         return func(*tree_map(_value, args), **tree_map(_value, kwargs))
@@ -136,8 +139,6 @@ def _value(x: Any) -> Any:
 
 
 def _record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if func._schema.is_mutable:
-        raise _refusal(f"{func} changes a weight in place while the checkpoint loads")
     shaped = {k: v for k, v in kwargs.items() if k != "device"}
     try:
         like = func(*tree_map(_meta, args), **tree_map(_meta, shaped))

@@ -145,6 +145,12 @@ def test_what_cannot_be_postponed_is_refused(file: Path, operation: object) -> N
     assert not deferred._Mode.recording
 
 
+def test_a_weight_is_not_changed_in_place(file: Path) -> None:
+    # Afterwards it would be what it was, as if nothing had been done.
+    with pytest.raises(NotDeferrableError, match="in place"):
+        stored(file, "w").mul_(2)
+
+
 def test_a_file_that_shrinks_is_noticed(file: Path) -> None:
     tensor = stored(file, "w")
     file.write_bytes(file.read_bytes()[:-200])
