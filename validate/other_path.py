@@ -67,7 +67,5 @@ class OtherPath:
         first = self._model(input_ids=token_ids[:, :half], use_cache=True)
         if half == token_ids.shape[1]:
             return torch.as_tensor(first.logits)
-        second = self._model(
-            input_ids=token_ids[:, half:], past_key_values=first.past_key_values, use_cache=True
-        )
+        second = self._model(input_ids=token_ids[:, half:], cache=first.cache, use_cache=True)
         return torch.cat([first.logits, second.logits], dim=1)

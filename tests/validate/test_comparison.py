@@ -110,8 +110,8 @@ def test_windows_change_the_context_but_not_what_is_scored(
 def test_an_overlap_gives_context_and_scores_nothing_twice(
     texts: Any, candidate: Any, reference: Any
 ) -> None:
-    alone = comparison(texts, candidate, reference, window=8)
-    lapped = comparison(texts, candidate, reference, window=8, overlap=7)
+    alone = comparison(texts, candidate, reference, window=16)
+    lapped = comparison(texts, candidate, reference, window=16, overlap=12)
     whole = comparison(texts, candidate, reference)
     parts = [found.sums.part() for found in (alone, lapped, whole)]
     assert len({part.tokens for part in parts}) == 1
