@@ -1,6 +1,6 @@
 """Peak memory of an export whose checkpoint is larger than the limit.
 
-    python -m benchmarks.export_memory [--layers 24] [--json FILE]
+    python -m benchmarks.export_memory [--layers 28] [--json FILE]
 
 Writes a random Llama of 3.0 B parameters (or what `--layers` gives) shard by shard, exports it and
 says what it cost: seconds, peak memory of the process tree, bytes read and written. Needs about

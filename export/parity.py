@@ -181,7 +181,7 @@ def _error(
     hidden: list[Float32],
 ) -> float:
     worst = 0.0
-    for expected, scored, states in zip(reference, plan.scored, hidden, strict=False):
+    for expected, scored, states in zip(reference, plan.scored, hidden, strict=True):
         logits = runner.head(np.ascontiguousarray(states[scored])).logits
         assert logits is not None
         difference = np.abs(logits - expected)

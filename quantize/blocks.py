@@ -84,6 +84,6 @@ def refuse_non_finite(weight: Float, first_row: int) -> None:
         named = ", ".join(map(str, rows[:8]))
         more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
         raise QuantizeError(
-            f"the head's weight holds NaN or infinity in row {named}{more}; "
+            f"the weight holds NaN or infinity in row {named}{more}; "
             "a bundle cannot be made of it, repair the checkpoint"
         )

@@ -113,7 +113,7 @@ def _store_half(name: str, dtype: Any, weight: Array, block: int, rounder: Round
     del block, rounder
     if weight.dtype == dtype:
         stored = np.dtype(dtype).name
-        raise QuantizeError(f"the head's weight is already stored as {stored}; nothing to do")
+        raise QuantizeError(f"the weight is already stored as {stored}; nothing to do")
     V, H = weight.shape
     half = np.empty((V, H), dtype)
     errors = np.empty(V, np.float64)
@@ -125,7 +125,7 @@ def _store_half(name: str, dtype: Any, weight: Array, block: int, rounder: Round
         if len(wide):
             largest = _LARGEST_HALF[name]
             raise QuantizeError(
-                f"the head's weight holds values that {name} cannot hold (largest ±{largest:.6g}), "
+                f"the weight holds values that {name} cannot hold (largest ±{largest:.6g}), "
                 f"first in row {wide[0]}; use --head int8"
             )
         errors[rows] = _relative(exact, half[rows].astype(np.float32))
@@ -166,7 +166,7 @@ def _restore_fp8(values: Mapping[str, ir.Value], block: int) -> ir.Node:
 
 def _row_slices(rows: int, width: int) -> Iterator[slice]:
     step = max(1, _CHUNK_ELEMENTS // width)
-    for start in track(range(0, rows, step), "rounding the head", unit="chunk"):
+    for start in track(range(0, rows, step), "rounding weights", unit="chunk"):
         yield slice(start, min(start + step, rows))
 
 

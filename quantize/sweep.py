@@ -13,7 +13,7 @@ import msgspec
 
 from headport.bundle import Bundle, write_text
 from headport.command import OptionRecord, Outcome, option, positional
-from headport.errors import UsageError
+from headport.errors import OutputError, UsageError
 from headport.progress import track
 from headport.quantize.calibration import Calibration, calibrate, calibration_record
 from headport.quantize.head import quantisable_head
@@ -160,6 +160,8 @@ def run(options: Options) -> Outcome:
             raise UsageError(
                 f"--report {file}: a name that ends in .json, .md or .html was expected"
             )
+        if file.is_file() and not options.force:
+            raise OutputError(f"{file} exists; choose another output or pass --force")
     report = sweep(options)
     document: dict[str, Any] = msgspec.to_builtins(report)
     texts = {}

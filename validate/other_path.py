@@ -57,6 +57,9 @@ class OtherPath:
     def _by_attention(self, token_ids: torch.Tensor) -> torch.Tensor:
         self._model.set_attn_implementation(self._second)
         try:
+            # transformers only warns where a class knows one way of computing attention.
+            if self._model.config._attn_implementation != self._second:
+                raise NotImplementedError(f"no {self._second} attention")
             logits: torch.Tensor = self._model(input_ids=token_ids, use_cache=False).logits
         finally:
             self._model.set_attn_implementation(self._usual)

@@ -114,6 +114,20 @@ def test_an_exported_model(tiny_bundle: Path, tmp_path: Path) -> None:
         assert 1e-3 < change[0] < 0.1 and 1e-3 < change[1] < 0.1
 
 
+@pytest.mark.parametrize("head", ["none", "int8"])
+def test_an_embedding_alone(tiny_bundle: Path, tmp_path: Path, head: str) -> None:
+    exact = Bundle.open(tiny_bundle)
+    portable = _quantized(exact, tmp_path / "q", embedding="int8", head=head)
+    bundle = _lowered(portable, tmp_path / "l")
+    states = []
+    for each in (portable, bundle):
+        runner = open_runner(each)
+        states.append(runner.forward(runner.new_cache(2, 8), IDS, np.array([5, 3]))[:, :3])
+    np.testing.assert_allclose(states[0], states[1], atol=1e-4)
+    with pytest.raises(LoweringError, match="ort-cuda has no proved kernel for an embedding"):
+        lower(LowerOptions(bundle=portable.path, output=tmp_path / "c", target="ort-cuda"))
+
+
 @pytest.mark.parametrize("value", ["1", "4"])
 @pytest.mark.parametrize("lowered", [False, True], ids=["portable", "ort-cpu"])
 @pytest.mark.parametrize("form", ["int8", "int4"])

@@ -48,7 +48,7 @@ def test_a_right_file_passes_and_windows_are_crossed(gemma2_bundle: Path, tmp_pa
         "right-padded batch",
     }
     assert max(found.bundle_options.errors.values()) < 1e-5
-    assert found.bundle_options.first_changed == 0
+    assert found.bundle_options.top1_changed == 0
 
 
 def change(file: Path, name: str, factor: float) -> None:

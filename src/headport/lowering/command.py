@@ -67,7 +67,7 @@ def lower(options: Options) -> Bundle:
         windows = attention_windows(_backbone(source.manifest, models))
         matches = _apply(target, source.manifest, models)
         record, products = source.manifest.backbone_quantization, None
-        if record is None:
+        if record is None or not record.matrices:  # an embedding alone is looked up as before
             manifest = rewrite_bundle(source, models, draft.path)
             preview = draft.preview(_lowered(manifest, models, target))
             parity = check_parity(source, preview, windows, settings)

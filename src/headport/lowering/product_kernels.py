@@ -39,6 +39,7 @@ class ProductKernel:
 _WIDENED = ProductKernel(None, (), "ONNX Runtime widens it to float32 when it loads it")
 _SLOW = "its 8-bit kernel takes some hundred times as long with float activations"
 # (target, format, activations) → kernel. What has no row is refused.
+_EMBEDDING_TARGETS = ("ort-cpu",)
 _KERNELS = {
     ("ort-cpu", "int8", "rounded"): ProductKernel(_INT8_ACTIVATIONS, _BLOCKS),
     ("ort-cpu", "int8", "exact"): ProductKernel(None, _BLOCKS, _SLOW),
@@ -65,6 +66,11 @@ def check_matrices(record: BackboneQuantization | None, target: str) -> None:
     """
     if record is None:
         return
+    if record.embedding and target not in _EMBEDDING_TARGETS:
+        raise LoweringError(
+            f"target {target} has no proved kernel for an embedding stored in fewer bits; "
+            "quantise the head alone for it"
+        )
     faults: dict[str, int] = {}
     for how in record.matrices.values():
         if kernel_of(target, how, record.activations) is None:

@@ -58,7 +58,7 @@ class Agreement:
     options: dict[str, str]
     errors: dict[str, float]  # by case: max |Δlogit| / max |logit|
     max_abs_logit_error: float  # logits
-    first_changed: int  # positions whose largest logit is another token's
+    top1_changed: int  # positions whose largest logit is another token's
 
     def within(self, limit: float) -> bool:
         """Whether every case stays within a relative limit."""

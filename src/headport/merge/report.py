@@ -41,7 +41,7 @@ def lines(output: Path, report: MergeReport) -> Iterator[str]:
         yield (
             f"under {label}: max |Δlogit| {found.max_abs_logit_error:.2g}, "
             f"{max(found.errors.values()):.1e} of the largest (accepted {parity.limit:.0e}), first "
-            f"token changed at {found.first_changed} of {parity.positions} positions"
+            f"token changed at {found.top1_changed} of {parity.positions} positions"
         )
     for name in report.runtimes:
         yield f"{RUNTIMES[name].title} opens it with {RUNTIMES[name].options}"
