@@ -151,17 +151,17 @@ def test_a_scale_that_turns_the_order_round_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_quantised_weight_is_found_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headport.quantize import command
+    from headport.quantize import head
 
-    honest = command.add_rescoring
+    honest = head.add_rescoring
 
-    def faulty(source: Any, model: Any, head: Any, asked: Any) -> Any:
-        made = honest(source, model, head, asked)
+    def faulty(source: Any, model: Any, entry: Any, asked: Any) -> Any:
+        made = honest(source, model, entry, asked)
         value = model.graph.initializers["w.scale"]
         value.const_value = type(value.const_value)(value.const_value.numpy()[::-1].copy())
         return made
 
-    monkeypatch.setattr(command, "add_rescoring", faulty)
+    monkeypatch.setattr(head, "add_rescoring", faulty)
     with pytest.raises(ParityError, match="does not multiply with the rounded weight"):
         _made(tmp_path)
     assert not (tmp_path / "int8").exists()
