@@ -13,7 +13,7 @@ import msgspec
 import onnx_ir as ir
 import torch
 
-from headport.bundle import Bundle, Draft, draft_bundle
+from headport.bundle import Bundle, Draft, draft_bundle, refuse_overlap
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import ExportError
 from headport.export.checkpoint import (
@@ -104,6 +104,8 @@ def export(options: Options) -> Bundle:
             "bf16 was asked for, but ONNX Runtime's CPU kernels do not compute in bfloat16, so "
             "the written files could not be checked on this machine; use fp16 or fp32"
         )
+    if Path(options.model).is_dir():
+        refuse_overlap(options.model, options.output)
     with draft_bundle(options.output, force=options.force) as draft, _phases() as phase:
         phase("loading")
         tokenizer = load_tokenizer(checkpoint)

@@ -181,7 +181,7 @@ def own_model(factory: str) -> OwnModel:
         sys.path.insert(0, str(Path.cwd()))
     try:
         made = getattr(importlib.import_module(module_name), function_name)()
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise CheckpointError(
             f"{factory}: the function cannot be called: {type(error).__name__}: {error}"
         ) from error
@@ -212,6 +212,9 @@ def _faults(own: OwnModel) -> list[str]:
         )
     if own.layers < 1 or own.max_context < 1:
         faults.append("layers and max_context must be at least 1")
-    if not (Path(own.tokenizer) / "tokenizer.json").is_file():
-        faults.append(f"no tokenizer.json in {own.tokenizer}")
+    tokenizer: Any = own.tokenizer  # a user's function may give anything
+    if not isinstance(tokenizer, Path):
+        faults.append(f"tokenizer must be a pathlib.Path, not {type(tokenizer).__name__}")
+    elif not (tokenizer / "tokenizer.json").is_file():
+        faults.append(f"no tokenizer.json in {tokenizer}")
     return faults

@@ -111,7 +111,7 @@ def _weight_files(folder: Path, names: tuple[str, str]) -> tuple[Path, ...]:
         return (single,) if single.is_file() else ()
     try:
         shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{index}: not an index of weight files") from error
     missing = sorted(name for name in shards if not (folder / name).is_file())
     if missing:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from headport.bundle import Bundle, check_output, draft_bundle
+from headport.bundle import Bundle, check_output, draft_bundle, refuse_overlap
 from headport.command import Outcome
 from headport.errors import UsageError
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
@@ -56,6 +56,7 @@ def quantize(options: Options) -> Bundle:
         ParityError: If what was written does not multiply with the rounded weights.
     """
     check(options)
+    refuse_overlap(options.bundle, options.output)
     request = backbone_request(options)
     if options.head == "none":
         return quantize_backbone(options.bundle, options.output, request, force=options.force)

@@ -24,6 +24,10 @@ Int64 = npt.NDArray[np.int64]
 WINDOW = 512  # tokens that see each other
 _PART = 1024
 _CONTEXT = 24  # tokens shown before one
+_CHARACTERS = (
+    16  # of a long text are read for each token that is wanted, and more if they fall short
+)
+_MARGIN = 64  # tokens before a cut that are not used
 
 
 @dataclass(frozen=True)
@@ -90,18 +94,37 @@ def collect_states(
 
 
 def _windows(tokens: Tokens, files: Sequence[Path], limit: int | None) -> list[Int64]:
+    if limit is not None and limit < len(files):
+        raise UsageError(f"{limit} tokens of {len(files)} texts: at least one of each was expected")
     share = None if limit is None else -(-limit // len(files))
     windows = []
     for file in files:
-        try:
-            ids = np.array(tokens.encode(file.read_text(encoding="utf-8")), np.int64)
-        except OSError as error:
-            raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{file}: not UTF-8 text: {error.reason}") from error
+        ids = np.array(_leading_ids(tokens, file, share), np.int64)
         if len(ids) < 2:
             raise UsageError(f"{file}: text of two tokens or more was expected, {len(ids)} found")
         ids = ids[: None if share is None else share + 1]
         starts = range(0, len(ids) - 1, WINDOW)
         windows += [ids[start : start + WINDOW + 1] for start in starts]
     return windows
+
+
+def _leading_ids(tokens: Tokens, file: Path, share: int | None) -> list[int]:
+    """Ids of a text, of a long one only as much of it as is needed for `share` positions."""
+    count = None if share is None else _CHARACTERS * (share + 1)
+    try:
+        while True:
+            with file.open(encoding="utf-8") as stream:
+                text = stream.read() if count is None else stream.read(count)
+                whole = not stream.read(1)
+            ids = tokens.encode(text)
+            # What lies at a cut may be tokenised otherwise than the whole text would be.
+            if whole or share is None:
+                return ids
+            if len(ids) > share + _MARGIN:
+                return ids[: share + 1]
+            assert count is not None
+            count *= 2
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: not UTF-8 text: {error.reason}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import tempfile
 import time
@@ -13,7 +14,7 @@ import msgspec
 
 from headport.bundle import Bundle, write_text
 from headport.command import OptionRecord, Outcome, option, positional
-from headport.errors import OutputError, UsageError
+from headport.errors import OutputError, QuantizeError, UsageError
 from headport.progress import track
 from headport.quantize.calibration import Calibration, calibrate, calibration_record
 from headport.quantize.head import quantisable_head
@@ -73,6 +74,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     onnxruntime: str
     seconds_backbone: float  # one pass over texts and calibration texts
     trials: tuple[Trial, ...]
+    refused: dict[str, str]  # recipe → why this head cannot be stored so
     pareto: tuple[str, ...]  # recipes that no other beats in bytes, KL and step at once
     worst: dict[str, list[str]]  # recipe → the tokens it hurts most, in their context
 
@@ -89,12 +91,7 @@ def sweep(options: Options) -> SweepReport:
             be stored as a recipe asks.
     """
     recipes = _recipes(options)
-    overlap = {p.resolve() for p in options.text} & {p.resolve() for p in options.calibration}
-    if overlap:
-        raise UsageError(
-            f"{sorted(overlap)[0]} is both --text and --calibration; figures on the text that "
-            "errors were compensated on flatter, give others"
-        )
+    _refuse_same_text(options)
     source = Bundle.open(options.bundle)
     quantisable_head(source)
     settings = SessionSettings(threads=options.threads)
@@ -106,9 +103,7 @@ def sweep(options: Options) -> SweepReport:
         states = collect_states(source, options.text, work / "text", options.tokens, settings)
         seconds = time.perf_counter() - start
         ground = Ground.prepare(source, states, calibration, work, settings)
-        trials = tuple(
-            try_recipe(each, ground) for each in track(recipes, "recipes", unit="recipe")
-        )
+        trials, refused = _try_all(recipes, ground)
         worst = {t.recipe: [states.context(n) for n in t.worst] for t in trials}
     return SweepReport(
         bundle=options.bundle.name,
@@ -122,9 +117,39 @@ def sweep(options: Options) -> SweepReport:
         onnxruntime=library_version(),
         seconds_backbone=seconds,
         trials=trials,
+        refused=refused,
         pareto=pareto(trials),
         worst=worst,
     )
+
+
+def _refuse_same_text(options: Options) -> None:
+    seen = {_content(file): file for file in options.calibration}
+    for file in options.text:
+        if (same := seen.get(_content(file))) is not None:
+            raise UsageError(
+                f"{file} is both --text and --calibration ({same}); figures on the text that "
+                "errors were compensated on flatter, give others"
+            )
+
+
+def _content(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes().strip()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def _try_all(recipes: list[Recipe], ground: Ground) -> tuple[tuple[Trial, ...], dict[str, str]]:
+    trials, refused = [], {}
+    for recipe in track(recipes, "recipes", unit="recipe"):
+        try:
+            trials.append(try_recipe(recipe, ground))
+        except QuantizeError as error:
+            refused[recipe.text] = str(error)
+    if not trials:
+        raise QuantizeError("; ".join(f"{name}: {why}" for name, why in refused.items()))
+    return tuple(trials), refused
 
 
 def _recipes(options: Options) -> list[Recipe]:
@@ -170,6 +195,10 @@ def run(options: Options) -> Outcome:
             texts[file] = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
         else:
             texts[file] = _RENDERERS[file.suffix](document)
-    write_text(texts, force=options.force)
     document["trials"] = [asdict(trial) for trial in report.trials]
-    return Outcome("\n".join(terminal_lines(document)), document)
+    table = "\n".join(terminal_lines(document))
+    try:
+        write_text(texts, force=options.force)
+    except OutputError as error:  # the figures took long: they are not lost
+        raise OutputError(f"{error}\n\n{table}") from error
+    return Outcome(table, document)

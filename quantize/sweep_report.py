@@ -57,6 +57,8 @@ def terminal_lines(report: dict[str, Any]) -> Iterator[str]:
         first = row[0].ljust(widths[0])
         rest = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
         yield "  ".join((first, *rest)).rstrip()
+    for recipe, why in report["refused"].items():
+        yield f"refused: {recipe}: {why}"
     yield ""
     yield f"* no other recipe beats it in bytes read, KL and step at once; {_where(report)}"
 
@@ -66,6 +68,9 @@ def render_markdown(report: dict[str, Any]) -> str:
     lines = ["# Sweep of head recipes", "", _where(report), ""]
     lines += ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
     lines += ["| " + " | ".join(_plain(cell) for cell in row) + " |" for row in _rows(report)]
+    lines += [
+        f"\nRefused: {_plain(name)}: {_plain(why)}" for name, why in report["refused"].items()
+    ]
     lines += ["", "\\* on the Pareto front of bytes read, KL and step.", "", "## Hurt most", ""]
     for recipe, found in report["worst"].items():
         lines += [f"- {_plain(recipe)}: " + "; ".join(_plain(text) for text in found)]
@@ -78,6 +83,9 @@ def render_webpage(report: dict[str, Any]) -> str:
     body = "\n".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
         for row in _rows(report)
+    )
+    refused = "\n".join(
+        f"<p>Refused: {escape(name)}: {escape(why)}</p>" for name, why in report["refused"].items()
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -101,6 +109,7 @@ svg text {{ font: 11px system-ui, sans-serif; fill: currentColor; }}
 <table><thead><tr>{head}</tr></thead><tbody>
 {body}
 </tbody></table>
+{refused}
 <p>* on the Pareto front of bytes read, KL and step.</p>
 </body>
 </html>

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headport.bundle import Bundle, draft_bundle, write_text
+from headport.bundle import Bundle, draft_bundle, refuse_overlap, write_text
 from headport.errors import BundleError, OutputError
 from tests.bundles import FILES, manifest, write_bundle
 
@@ -214,3 +214,13 @@ def test_a_report_that_cannot_be_written_leaves_no_part_of_it(tmp_path: Path) ->
     with pytest.raises(OutputError, match="cannot be written"):
         write_text({tmp_path / "folder": "one"}, force=True)
     assert list(tmp_path.rglob("*")) == [tmp_path / "folder"]
+
+
+def test_an_output_never_overlaps_its_input(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    refuse_overlap(source, tmp_path / "out")
+    refuse_overlap(source, tmp_path / "in-2")
+    for output in (source, source / "sub", tmp_path, source / ".." / "in"):
+        with pytest.raises(OutputError, match="contains or lies in the input"):
+            refuse_overlap(source, output)

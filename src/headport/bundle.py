@@ -28,6 +28,7 @@ __all__ = [
     "copy_files",
     "draft_bundle",
     "file_entry",
+    "refuse_overlap",
     "write_text",
 ]
 
@@ -201,6 +202,19 @@ def check_output(output: str | Path, *, force: bool, marker: str = MANIFEST) -> 
         if target.is_symlink() or not (target / marker).is_file():
             kind = "a bundle" if marker == MANIFEST else f"a folder with a {marker}"
             raise OutputError(f"{output} is not {kind}, so --force does not replace it")
+
+
+def refuse_overlap(source: str | Path, output: str | Path) -> None:
+    """Refuse an output that is its own input, lies in it or holds it: inputs are never changed.
+
+    Raises:
+        OutputError: If one of the two folders is the other or contains it.
+    """
+    inner, outer = Path(source).resolve(), Path(output).resolve()
+    if inner == outer or inner in outer.parents or outer in inner.parents:
+        raise OutputError(
+            f"{output} is, contains or lies in the input {source}; choose another output"
+        )
 
 
 @contextmanager

@@ -284,9 +284,18 @@ def _probes(bundle: Bundle, weights: _Weights) -> Float32:
         size = np.abs(weights.rounded(np.arange(0, weights.V, max(1, weights.V // 64)))).sum(axis=1)
         unit = weights.head.softcap / (weights.head.scale * (float(size.max()) or 1.0))
         rows = [row * min(1.0, unit) for row in rows]
-    made = np.stack(rows).astype(np.float32)
+    made = _as_the_graph_takes_them(bundle, weights.head, np.stack(rows))
     stored = _stored_states(bundle)
     return made if stored is None else np.concatenate([made, stored])
+
+
+def _as_the_graph_takes_them(bundle: Bundle, head: Head, rows: Float64) -> Float32:
+    """States of half precision are rounded, and kept in range, before they reach a graph."""
+    [port] = [p for p in bundle.manifest.graphs[head.graph].inputs if p.name == "hidden_states"]
+    if port.dtype != "float16":
+        return rows.astype(np.float32)
+    largest = float(np.finfo(np.float16).max)
+    return np.clip(rows, -largest, largest).astype(np.float16).astype(np.float32)
 
 
 def _stored_states(bundle: Bundle) -> Float32 | None:

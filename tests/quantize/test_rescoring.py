@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headport.bundle import Bundle
-from headport.certificate_check import require_certificate
+from headport.certificate_check import check_certificate, require_certificate
 from headport.errors import BundleError, ParityError, QuantizeError, UsageError
 from headport.inspection import Options as InspectOptions
 from headport.inspection import inspect
@@ -173,3 +173,11 @@ def test_a_head_that_gives_all_logits_has_no_quantised_ones(tmp_path: Path) -> N
     with pytest.raises(BundleError, match="gives logits, candidates were expected"):
         runner.quantised(STATES)
     assert (runner.full_logits(STATES) == runner.head(STATES).logits).all()
+
+
+def test_a_certified_head_of_a_half_precision_model(tiny_half_bundle: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"bundle": tiny_half_bundle, "head": "int8", "certify": True}
+    portable = quantize(Options(output=tmp_path / "q", **asked))
+    lowered = lower(LowerOptions(bundle=portable.path, output=tmp_path / "l", target="ort-cpu"))
+    for bundle in (portable, lowered):
+        assert check_certificate(bundle, open_runner(bundle))

@@ -99,9 +99,35 @@ def test_recipes_are_checked_before_anything_runs(tmp_path: Path) -> None:
 def test_refusals(tiny_bundle: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="both --text and --calibration"):
         _sweep(tiny_bundle, (texts[0], texts[0]))
+    copy = texts[0].with_name("copy.txt")
+    copy.write_text(texts[0].read_text() + "\n")
+    with pytest.raises(UsageError, match="both --text and --calibration"):
+        _sweep(tiny_bundle, (texts[0], copy))
+    for changes in ({"tokens": 0}, {"calibration_tokens": -3}):
+        with pytest.raises(UsageError, match="at least one of each"):
+            _sweep(tiny_bundle, texts, recipe=("head=int8,compensated",), **changes)
     quantised = quantize(QuantizeOptions(bundle=tiny_bundle, output=tmp_path / "q", head="int8"))
     with pytest.raises(QuantizeError, match="already stored as int8"):
         _sweep(quantised.path, texts)
+
+
+def test_a_recipe_that_does_not_apply_stops_no_other(
+    tiny_half_bundle: Path, texts: tuple[Path, Path]
+) -> None:
+    report = _sweep(tiny_half_bundle, texts, recipe=("head=fp16", "head=int8"))
+    assert [t.recipe for t in report.trials] == ["head=int8"]
+    assert "already stored as float16" in report.refused["head=fp16"]
+    with pytest.raises(QuantizeError, match="already stored as float16"):
+        _sweep(tiny_half_bundle, texts, recipe=("head=fp16",))
+
+
+def test_a_long_text_is_read_as_far_as_it_is_needed(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text(WORDS * 400)
+    (tmp_path / "short").mkdir(), (tmp_path / "long").mkdir()
+    bundle, files = Bundle.open(tiny_bundle), [tmp_path / "long.txt"]
+    limited = collect_states(bundle, files, tmp_path / "short", limit=700)
+    whole = collect_states(bundle, files, tmp_path / "long", limit=20000)
+    assert len(limited.ids) == 700 and (limited.ids == whole.ids[:700]).all()
 
 
 def _trial(recipe: str, size: int, kl: float, step: float) -> Trial:

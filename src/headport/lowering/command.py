@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import onnx_ir as ir
 
-from headport.bundle import Bundle, draft_bundle
+from headport.bundle import Bundle, draft_bundle, refuse_overlap
 from headport.certificate import rounds_in_graph
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import LoweringError, UsageError
@@ -54,6 +54,7 @@ def lower(options: Options) -> Bundle:
     if options.target not in TARGETS:
         raise UsageError(f"--target {options.target}: use one of {', '.join(TARGETS)}")
     target = TARGETS[options.target]
+    refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
     if source.manifest.target != "portable":
         raise LoweringError(
