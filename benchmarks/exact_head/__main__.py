@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.exact_head.bench import Bench
 from benchmarks.exact_head.false_certificates import false_certificates
 from benchmarks.exact_head.flips import flips
-from benchmarks.exact_head.generation import generation
+from benchmarks.exact_head.generation import MODES, generation
 from benchmarks.exact_head.quality import quality
 from benchmarks.exact_head.table import table
 from headport.session import library_version
@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--hunt", type=int, default=0, metavar="N", help="adversarial rows")
     parser.add_argument("--generate", type=int, default=0, metavar="P", help="prompts")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of each prompt")
+    parser.add_argument("--modes", nargs="+", choices=tuple(MODES), default=tuple(MODES))
     parser.add_argument("--target", choices=("portable", "ort-cpu"), default="ort-cpu")
     found = parser.parse_args()
     found.work.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ def main() -> int:
     if found.hunt:
         passed &= false_certificates(bench, found.hunt)
     if found.generate:
-        passed &= generation(bench, found.generate, found.tokens, found.target)
+        passed &= generation(bench, found.generate, found.tokens, found.target, tuple(found.modes))
     return 0 if passed else 1
 
 

@@ -14,9 +14,9 @@ from headport.runtime.noise import NoiseKey, draw_bits, gumbel
 from headport.runtime.sampler import choose
 from headport.runtime.text import Tokens
 
-__all__ = ["generation"]
+__all__ = ["MODES", "generation"]
 
-_MODES: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T 0.8": {"temperature": 0.8, "top_k": 0, "top_p": 1.0},
     "T 1": {"temperature": 1.0, "top_k": 0, "top_p": 1.0},
@@ -27,7 +27,9 @@ _MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def generation(bench: Bench, prompts: int, tokens: int, target: str) -> bool:
+def generation(
+    bench: Bench, prompts: int, tokens: int, target: str, modes: tuple[str, ...]
+) -> bool:
     """`exact=True` against the float32 head on the same backbone, replayed on its logits.
 
     Returns:
@@ -41,8 +43,8 @@ def generation(bench: Bench, prompts: int, tokens: int, target: str) -> bool:
     print("| mode | tokens | equal | float32 near ties | other | fallbacks |")
     print("|---|---|---|---|---|---|")
     others = 0
-    for name, mode in _MODES.items():
-        before = exact.stats
+    for name in modes:
+        mode, before = MODES[name], exact.stats
         seeds = {} if name == "greedy" else {"seed": 11}
         replies = exact.generate(encoded, max_new_tokens=tokens, eos_token_id=(), **mode, **seeds)
         differences: list[_Difference] = []
