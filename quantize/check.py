@@ -27,6 +27,8 @@ __all__ = ["HeadCheck", "check_head"]
 
 Float64 = npt.NDArray[np.float64]
 
+_LONG = 1024  # channels from which a hidden state is also probed in pieces
+_SLICE = 256
 _LARGEST_LOSS = 8.0  # of a compensated row, in losses of nearest rounding; measured at most 2.2
 _ROWS = 4  # random hidden states per magnitude
 # Behind a softcap a large logit hides its error and a small one drowns in the cap's rounding.
@@ -66,7 +68,8 @@ def check_head(
 
     the probabilistic bound for sums with λ = 4 (Higham and Mary 2019, doi:10.1137/18M1226312),
     which the softcap, whose slope is at most 1, does not enlarge. A single weight that is off by
-    one step already exceeds it in most rows.
+    one step exceeds it: states longer than 1,024 channels are also probed in slices of 256, because
+    the bound grows with their number.
 
     Args:
         source: The bundle before quantising; holds the original weight.
@@ -170,7 +173,17 @@ def _probes(weight: npt.NDArray[Any], head: Head) -> Float64:
     unit = min(1.0, (head.softcap or 2.0) / 2) / (size or 1.0)
     rng = np.random.Generator(np.random.Philox(key=11))
     rows = [rng.normal(size=(_ROWS, H)) * unit * magnitude for magnitude in _MAGNITUDES]
-    return np.concatenate([*rows, np.zeros((1, H))])
+    return np.concatenate([*rows, np.zeros((1, H)), *_slices_of(rows[0][:1])])
+
+
+def _slices_of(row: Float64) -> list[Float64]:
+    """A long state in pieces: one step of one weight would drown in the rounding of all of it."""
+    H = row.shape[1]
+    if H <= _LONG:
+        return []
+    # Of one size everywhere, so that no channel hides.
+    even, piece = np.sign(row) * float(np.abs(row).mean()), np.arange(H) // _SLICE
+    return [np.where(piece == n, even, 0.0) for n in range(-(-H // _SLICE))]
 
 
 def _reference(

@@ -154,3 +154,22 @@ def test_non_finite_logits_are_caught(source: Bundle, tmp_path: Path) -> None:
 
     with pytest.raises(ParityError, match="row 11 "):
         check_head(source, _written(source, tmp_path / "b", change), BIAS)
+
+
+@pytest.mark.parametrize("H", [1500, 4096])
+def test_one_step_of_one_weight_shows_in_a_long_row(tmp_path: Path, H: int) -> None:
+    weight = np.random.default_rng(1).normal(size=(9, H)).astype(np.float32)
+    source = write_toy(tmp_path / "toy", weight)
+    assert check_head(source, _written(source, tmp_path / "honest"), None)
+    caught = 0
+    for n, h in enumerate(np.random.default_rng(2).integers(0, H, 12).tolist()):
+
+        def change(tensors: dict[str, np.ndarray], n: int = n, h: int = h) -> None:
+            tensors["int8"][n % 9, h] += 1 if tensors["int8"][n % 9, h] < 0 else -1
+
+        written = _written(source, tmp_path / str(n), change)
+        try:
+            check_head(source, written, None)
+        except ParityError as error:
+            caught += f"of all row {n % 9} " in str(error)
+    assert caught == 12

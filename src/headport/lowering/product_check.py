@@ -26,6 +26,8 @@ __all__ = ["ExpectedProduct", "ProductCheck", "check_products"]
 Float64 = npt.NDArray[np.float64]
 
 _ROWS = 4
+_LONG = 1024  # inputs from which a product is also run in pieces
+_SLICE = 256  # a multiple of every block
 _GROUP = 16  # every block size is a multiple of it
 _EXPONENTS = (0, -5, -10, 3)
 _UNIT_ROUNDOFF = 2.0**-24  # of float32
@@ -113,7 +115,12 @@ def _unrounded_rows(K: int) -> npt.NDArray[np.float32]:
     rows: npt.NDArray[np.float32] = np.ldexp(
         whole.astype(np.float32), np.array(_EXPONENTS, np.int32)[:, None]
     )
-    return rows
+    if K <= _LONG:
+        return rows
+    # One step of one weight would drown in the rounding of a long sum.
+    even, piece = np.float32(127) * rng.choice((-1, 1), (1, K)), np.arange(K) // _SLICE
+    parts = [np.where(piece == n, even, 0).astype(np.float32) for n in range(-(-K // _SLICE))]
+    return np.concatenate([rows, *parts])
 
 
 def _compare(
