@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.runner import Runner
-from headport.runtime.exact import CandidateChooser, Draw
-from headport.runtime.noise import NoiseKey
 from headport.runtime.parameters import Parameters
 from headport.runtime.results import FinishReason, Stats, Token
-from headport.runtime.sampler import check_finite, choose
+from headport.runtime.sampling.exact import CandidateChooser, Draw
+from headport.runtime.sampling.noise import NoiseKey
+from headport.runtime.sampling.sampler import check_finite, choose
 from headport.runtime.text import TextStream
 from headport.runtime.vocabulary import IdMap
 

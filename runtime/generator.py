@@ -18,11 +18,11 @@ from headport.providers import AUTO
 from headport.runner import Runner, open_runner
 from headport.runtime.chat import chat_ids
 from headport.runtime.decoding import Decoder, Row
-from headport.runtime.exact import CandidateChooser
 from headport.runtime.generation_config import read_defaults
 from headport.runtime.parameters import Options, Parameters, Request, resolve
 from headport.runtime.prompts import Prompt, fit, read_prompts
 from headport.runtime.results import Generation, Score, Stats, Token
+from headport.runtime.sampling.exact import CandidateChooser
 from headport.runtime.scoring import logits_of, score_of
 from headport.runtime.text import TextStream, Tokens
 from headport.runtime.vocabulary import IdMap

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headport.errors import RequestError
-from headport.runtime.noise import MAX_SEED
+from headport.runtime.sampling.noise import MAX_SEED
 
 __all__ = ["LIMITS", "check", "is_whole"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from headport.errors import RequestError
 from headport.runtime.generation_config import Defaults
 from headport.runtime.limits import check
-from headport.runtime.sampler import Sampling
+from headport.runtime.sampling.sampler import Sampling
 
 __all__ = ["Options", "Parameters", "Request", "resolve"]
 

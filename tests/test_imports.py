@@ -235,10 +235,10 @@ def test_no_import_cycles():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("headport.runtime.sampler", "import torch"),
-        ("headport.runtime.sampler", "def f():\n    from onnx_ir import Model"),
-        ("headport.runtime.sampler", "from headport.graphs import load_graphs"),
-        ("headport.runtime.sampler", "from headport import lowering"),
+        ("headport.runtime.sampling.sampler", "import torch"),
+        ("headport.runtime.sampling.sampler", "def f():\n    from onnx_ir import Model"),
+        ("headport.runtime.sampling.sampler", "from headport.graphs import load_graphs"),
+        ("headport.runtime.sampling.sampler", "from headport import lowering"),
         ("headport.quantize.blocks", "import torch"),
         ("headport.quantize.blocks", "from headport.export import checkpoint"),
         ("headport.export.trace", "import onnxruntime"),

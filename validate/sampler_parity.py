@@ -10,8 +10,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from headport.runtime.noise import NoiseKey
-from headport.runtime.sampler import Sampling, choose, keep
+from headport.runtime.sampling.noise import NoiseKey
+from headport.runtime.sampling.sampler import Sampling, choose, keep
 from headport.validate.comparison import Job
 from headport.validate.evidence import SamplerCase, SamplerParity
 from headport.validate.sides import ReferenceSide

@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.exact_head.bench import Bench
 from benchmarks.material import texts
 from headport.runtime import Generator
-from headport.runtime.noise import NoiseKey, draw_bits, gumbel
-from headport.runtime.sampler import choose
+from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel
+from headport.runtime.sampling.sampler import choose
 from headport.runtime.text import Tokens
 
 __all__ = ["MODES", "generation"]

@@ -3,7 +3,7 @@ import pytest
 
 from headport.errors import RequestError
 from headport.runtime.limits import check
-from headport.runtime.noise import MAX_SEED
+from headport.runtime.sampling.noise import MAX_SEED
 
 NAN = float("nan")
 

@@ -3,7 +3,7 @@ import pytest
 from headport.errors import RequestError
 from headport.runtime.generation_config import Defaults
 from headport.runtime.parameters import resolve
-from headport.runtime.sampler import Sampling
+from headport.runtime.sampling.sampler import Sampling
 
 SAMPLED = Defaults(temperature=0.6, top_k=20, top_p=0.9)
 GREEDY = Defaults(top_p=0.9)  # as do_sample: false beside a top_p

@@ -18,8 +18,8 @@ import pytest
 
 from headport.bundle import Bundle
 from headport.errors import ParityError
-from headport.runtime.noise import NoiseKey
-from headport.runtime.sampler import Sampling, choose
+from headport.runtime.sampling.noise import NoiseKey
+from headport.runtime.sampling.sampler import Sampling, choose
 from headport.validate import sampler_parity as samplers
 from headport.validate.attribution import attribute, sampled_jobs
 from headport.validate.candidate import Candidate

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from headport.runtime.noise import (
+from headport.runtime.sampling.noise import (
     MAX_SEED,
     NoiseKey,
     argmax_with_noise,

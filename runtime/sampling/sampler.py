@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.errors import NonFiniteError
-from headport.runtime.noise import NoiseKey, argmax_with_noise, draw_bits
+from headport.runtime.sampling.noise import NoiseKey, argmax_with_noise, draw_bits
 
 __all__ = [
     "Sampling",

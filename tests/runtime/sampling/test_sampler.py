@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from headport.errors import NonFiniteError
-from headport.runtime.noise import NoiseKey, draw_bits, gumbel
-from headport.runtime.sampler import (
+from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel
+from headport.runtime.sampling.sampler import (
     Sampling,
     check_finite,
     choose,

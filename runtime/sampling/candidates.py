@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headport.runtime.noise import NoiseKey, draw_bits, gumbel, gumbel_bound
-from headport.runtime.sampler import Sampling, choose
+from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel, gumbel_bound
+from headport.runtime.sampling.sampler import Sampling, choose
 
 __all__ = ["CandidateRow", "decide", "decide_noisy", "noise_row", "wants_noise"]
 

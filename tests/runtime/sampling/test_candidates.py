@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from headport.runtime.candidates import (
+from headport.runtime.sampling.candidates import (
     CandidateRow,
     decide,
     decide_noisy,
     noise_row,
     wants_noise,
 )
-from headport.runtime.noise import NoiseKey, draw_bits, gumbel, gumbel_bound
-from headport.runtime.sampler import Sampling, choose
+from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel, gumbel_bound
+from headport.runtime.sampling.sampler import Sampling, choose
 
 IDS = np.arange(40)
 

@@ -17,10 +17,16 @@ import numpy.typing as npt
 
 from headport.manifest import Head
 from headport.runner import Candidates, Runner
-from headport.runtime.candidates import CandidateRow, decide, decide_noisy, noise_row, wants_noise
-from headport.runtime.noise import NoiseKey
 from headport.runtime.results import Stats
-from headport.runtime.sampler import Sampling, check_finite, choose
+from headport.runtime.sampling.candidates import (
+    CandidateRow,
+    decide,
+    decide_noisy,
+    noise_row,
+    wants_noise,
+)
+from headport.runtime.sampling.noise import NoiseKey
+from headport.runtime.sampling.sampler import Sampling, check_finite, choose
 from headport.runtime.vocabulary import IdMap
 
 __all__ = ["CandidateChooser", "Draw", "mode_of"]
