@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headport.bundle import Bundle, draft_bundle, refuse_overlap, write_text
+from headport.bundle import Bundle, check_writable, draft_bundle, refuse_overlap, write_text
 from headport.errors import BundleError, OutputError
 from tests.bundles import FILES, manifest, write_bundle
 
@@ -214,6 +214,22 @@ def test_a_report_that_cannot_be_written_leaves_no_part_of_it(tmp_path: Path) ->
     with pytest.raises(OutputError, match="cannot be written"):
         write_text({tmp_path / "folder": "one"}, force=True)
     assert list(tmp_path.rglob("*")) == [tmp_path / "folder"]
+
+
+@pytest.mark.parametrize("place", ["file/report.json", "folder", "/proc/none/report.json"])
+def test_what_cannot_be_written_is_known_beforehand(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match=r"folder|cannot be written"):
+        check_writable(tmp_path / place)
+
+
+def test_what_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("old")
+    for place in ("old.json", "new.json", "a/b/new.json"):
+        check_writable(tmp_path / place)
+    check_writable(Path(os.devnull))
+    assert [p.name for p in tmp_path.iterdir()] == ["old.json"]
 
 
 def test_an_output_never_overlaps_its_input(tmp_path: Path) -> None:

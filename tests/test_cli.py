@@ -128,6 +128,17 @@ def test_wrong_options_exit_2(line: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "error:" in capsys.readouterr().err
 
 
+def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headport import doctor
+
+    monkeypatch.setattr(doctor, "run", lambda options: pytest.fail("the work was done"))
+    (tmp_path / "file").touch()
+    assert main(["doctor", "--json", str(tmp_path / "file" / "a.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headport.bundle import Bundle, write_text
-from headport.command import OptionRecord, Outcome, option, positional
+from headport.bundle import Bundle, check_writable, write_text
+from headport.command import OptionRecord, Outcome, check_least, option, positional
 from headport.errors import CheckpointError, OutputError, UsageError
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.session import SessionSettings, usable_cpus
@@ -151,18 +151,43 @@ def _read_task(options: Options, stored: StoredReference | None = None) -> _Task
     rules = read_gates(options.gates) if options.gates else None
     texts = read_texts(options.text) if stored is None else stored.texts()
     check_slices(rules or (), [text.name for text in texts])
+    bundle = Bundle.open(options.bundle)
     return _Task(
         options=options,
         rules=rules,
         texts=texts,
-        bundle=Bundle.open(options.bundle),
-        midpoint=None if options.unquantised is None else Bundle.open(options.unquantised),
+        bundle=bundle,
+        midpoint=None if options.unquantised is None else _midpoint(options.unquantised, bundle),
         baseline=(
             None
             if options.baseline is None
             else (options.baseline, read_baseline(options.baseline))
         ),
     )
+
+
+def _midpoint(path: Path, bundle: Bundle) -> Bundle:
+    """The bundle before quantisation, which must be that.
+
+    Raises:
+        UsageError: If something in it is quantised, or it comes from another checkpoint.
+    """
+    found = Bundle.open(path)
+    manifest = found.manifest
+    quantised = [n for n, head in manifest.heads.items() if head.quantization is not None]
+    quantised += ["backbone"] if manifest.backbone_quantization is not None else []
+    if quantised:
+        raise UsageError(
+            f"--unquantised: {path} holds quantised weights ({', '.join(quantised)}); pass the "
+            "bundle that `headport export` wrote, or its lowering"
+        )
+    if manifest.provenance.sha256 != bundle.manifest.provenance.sha256:
+        raise UsageError(
+            f"--unquantised: {path} was exported from {manifest.provenance.checkpoint}, "
+            f"{bundle.path} from another checkpoint, {bundle.manifest.provenance.checkpoint}; "
+            "pass the bundle that it was quantised from"
+        )
+    return found
 
 
 def _as_stored(options: Options, stored: StoredReference) -> Options:
@@ -259,13 +284,19 @@ def _evidence(
     return Evidence(attribution, floor, sampler, seconds=seconds)
 
 
+_LEAST = {
+    "max_tokens": 0,
+    "window": 1,
+    "batch_size": 1,
+    "overlap": 0,
+    "greedy_tokens": 0,
+    "attribution_tokens": 0,
+    "noise_floor_tokens": 0,
+}
+
+
 def _check(options: Options) -> None:
-    least = {"max_tokens": 0, "window": 1, "batch_size": 1, "greedy_tokens": 0}
-    least |= {"overlap": 0, "attribution_tokens": 0, "noise_floor_tokens": 0}
-    for name, bound in least.items():
-        if getattr(options, name) < bound:
-            flag = name.replace("_", "-")
-            raise UsageError(f"--{flag}: at least {bound} expected, {getattr(options, name)} given")
+    check_least(options, _LEAST)
     if not options.text and not is_store(options.reference):
         raise UsageError("--text: at least one file expected, none given")
     if 0 < options.max_tokens < len(options.text):
@@ -278,6 +309,8 @@ def _check(options: Options) -> None:
     for path in (options.markdown, options.html):
         if path is not None and path.exists() and not options.force:
             raise OutputError(f"{path} exists; choose another output or pass --force")
+        if path is not None:
+            check_writable(path)
     # The process would need seconds to say so.
     if not Path(options.reference).exists() and ":" not in options.reference:
         raise CheckpointError(

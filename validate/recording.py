@@ -11,7 +11,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from headport.bundle import check_output, draft_bundle, file_entry
-from headport.command import OptionRecord, Outcome, option, positional
+from headport.command import OptionRecord, Outcome, check_least, option, positional
 from headport.errors import CheckpointError, ExportError, ParityError, UsageError
 from headport.progress import bar
 from headport.validate.attribution import noise_floor, sampled_jobs
@@ -157,12 +157,11 @@ def record(options: Options) -> Stored:
     )
 
 
+_LEAST = {"max_tokens": 0, "window": 1, "overlap": 0, "greedy_tokens": 0, "noise_floor_tokens": 0}
+
+
 def _check(options: Options) -> None:
-    least = {"max_tokens": 0, "window": 1, "overlap": 0, "greedy_tokens": 0}
-    for name, bound in (least | {"noise_floor_tokens": 0}).items():
-        if getattr(options, name) < bound:
-            flag = name.replace("_", "-")
-            raise UsageError(f"--{flag}: at least {bound} expected, {getattr(options, name)} given")
+    check_least(options, _LEAST)
     if not options.text:
         raise UsageError("--text: at least one file expected, none given")
     if options.overlap >= options.window:

@@ -25,6 +25,7 @@ __all__ = [
     "Draft",
     "carried_files",
     "check_output",
+    "check_writable",
     "copy_files",
     "draft_bundle",
     "file_entry",
@@ -269,6 +270,25 @@ def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, folder / name)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold.
+
+    Raises:
+        OutputError: If it is a folder, lies below a file, or its folder takes no new file.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder; a file to write was expected")
+    if path.exists() and not path.is_file():  # a device or a pipe
+        return
+    folder = next(place for place in path.absolute().parents if place.exists())
+    try:
+        # Permissions alone do not tell: a file system may be read-only, or hold no files at all.
+        with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_text(files: Mapping[Path, str], *, force: bool) -> None:

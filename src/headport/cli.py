@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headport import __version__
-from headport.bundle import write_text
+from headport.bundle import check_writable, write_text
 from headport.command import Outcome, add_arguments, options_from_namespace
 from headport.errors import HeadportError
 from headport.progress import set_quiet
@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
             _add_verb(parser, verb, module)
         found = parser.parse_args(arguments)
         set_quiet(found.quiet, json_on_stdout=found.json == "-")
+        if found.json not in (None, "-"):
+            check_writable(Path(found.json))
         outcome = module.run(options_from_namespace(module.Options, found))
         _deliver(outcome, found)
         return int(outcome.exit_code)

@@ -22,6 +22,7 @@ __all__ = [
     "OptionRecord",
     "Outcome",
     "add_arguments",
+    "check_least",
     "option",
     "options_from_namespace",
     "positional",
@@ -89,6 +90,25 @@ def options_from_namespace(record: type[OptionRecord], found: argparse.Namespace
     fields = msgspec.structs.fields(record)
     values = {field.encode_name: getattr(found, field.name) for field in fields}
     return record_from_mapping(record, values, "command line")
+
+
+def check_least(options: OptionRecord, bounds: dict[str, int]) -> None:
+    """Hold numbers against their smallest value.
+
+    Args:
+        options: Of a verb.
+        bounds: Field → smallest value.
+
+    Raises:
+        UsageError: If one is below; all such options are named.
+    """
+    faults = [
+        f"--{name.replace('_', '-')}: at least {bound} expected, {getattr(options, name)} given"
+        for name, bound in bounds.items()
+        if getattr(options, name) < bound
+    ]
+    if faults:
+        raise UsageError("; ".join(faults))
 
 
 def record_from_mapping(record: type[Any], values: dict[str, Any], where: str) -> Any:

@@ -170,6 +170,18 @@ def test_wrong_use_exits_2(
     assert message in refused(run, capsys, *options)
 
 
+def test_a_midpoint_must_be_what_was_quantised(
+    run: Run, tmp_path: Path, tiny_bundle: Path, phi_bundle: Path, capsys: Any
+) -> None:
+    from headport.quantize.command import Options as Quantisation
+    from headport.quantize.command import quantize
+
+    small = quantize(Quantisation(bundle=tiny_bundle, output=tmp_path / "int8", head="int8"))
+    line = refused(run, capsys, "--unquantised", small.path)
+    assert "int8 holds quantised weights (lm)" in line
+    assert "from another checkpoint" in refused(run, capsys, "--unquantised", phi_bundle)
+
+
 def test_an_empty_text_exits_2(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 
 from headport import __version__
-from headport.bundle import MANIFEST, Bundle, file_entry, write_text
-from headport.command import OptionRecord, Outcome, option, positional
+from headport.bundle import MANIFEST, Bundle, check_writable, file_entry, write_text
+from headport.command import OptionRecord, Outcome, check_least, option, positional
 from headport.errors import OutputError, UsageError
 from headport.gpu_probe import probe_gpu
 from headport.providers import FALLBACK_HELP, PROVIDERS
@@ -81,6 +81,7 @@ def gpu_check(options: Options) -> GpuReport:
         BundleError: If the bundle is damaged.
         OutputError: If the report exists and `force` is False.
     """
+    check_least(options, {"max_tokens": 0, "batch_size": 1})
     pages = _pages(options)
     bundle = Bundle.open(options.bundle)
     settings = SessionSettings(provider="cuda", cpu_fallback=options.cpu_fallback)
@@ -103,6 +104,7 @@ def _pages(options: Options) -> tuple[Path, Path] | None:
     for page in pages:
         if page.exists() and not options.force:
             raise OutputError(f"{page} exists; choose another output or pass --force")
+        check_writable(page)
     return pages
 
 

@@ -61,6 +61,8 @@ def test_wrong_options(bundle: Bundle, tmp_path: Path) -> None:
         gpu_check(Options(bundle=bundle.path, skip=("speed",)))
     with pytest.raises(UsageError, match=r"ending in \.json"):
         gpu_check(Options(bundle=bundle.path, output=tmp_path / "report.txt"))
+    with pytest.raises(UsageError, match=r"--max-tokens: at least 0 .* --batch-size: at least 1"):
+        gpu_check(Options(bundle=bundle.path, max_tokens=-1, batch_size=0))
     (tmp_path / "r.md").touch()
     with pytest.raises(OutputError, match=r"r\.md exists"):
         gpu_check(Options(bundle=bundle.path, output=tmp_path / "r.json"))
