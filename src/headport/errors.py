@@ -5,10 +5,12 @@ from __future__ import annotations
 __all__ = [
     "BundleError",
     "CheckpointError",
+    "EngineError",
     "ExportError",
     "HeadportError",
     "LoweringError",
     "MergeError",
+    "NoGpuError",
     "NonFiniteError",
     "OutputError",
     "ParityError",
@@ -48,6 +50,14 @@ class LoweringError(HeadportError):
 
 class MergeError(HeadportError):
     """A bundle cannot become one graph that another runtime runs right; the reason is named."""
+
+
+class EngineError(HeadportError):
+    """An engine cannot be built as asked, or what was built is not what was asked for."""
+
+
+class NoGpuError(HeadportError):
+    """A GPU is needed and none can be used here: driver, card or compute capability is missing."""
 
 
 class BundleError(HeadportError):
