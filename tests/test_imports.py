@@ -49,6 +49,12 @@ RULES = (
         "headport",
         ("headport.export", "headport.validate", *GRAPH_CODE),
     ),
+    rule(  # needs no graph, only a tokenizer
+        "headport.quantize.count",
+        f"{BASE} tokenizers pyarrow",
+        "headport",
+        ("headport.export", "headport.runtime", "headport.validate", *GRAPH_CODE),
+    ),
     rule(
         "headport.quantize",
         f"{BASE} onnx_ir ml_dtypes",
