@@ -4,7 +4,10 @@ from __future__ import annotations
 
 __all__ = [
     "BundleError",
+    "CancelledRequestError",
     "CheckpointError",
+    "ClosedError",
+    "DeadlineError",
     "EngineError",
     "ExportError",
     "HeadportError",
@@ -13,6 +16,7 @@ __all__ = [
     "NoGpuError",
     "NonFiniteError",
     "OutputError",
+    "OverloadedError",
     "ParityError",
     "PromptError",
     "QuantizeError",
@@ -90,5 +94,29 @@ class ReferenceProcessError(HeadportError):
 
 class NonFiniteError(HeadportError):
     """A logit is NaN or infinite, so no token may be drawn from the row."""
+
+    exit_code = 1
+
+
+class CancelledRequestError(HeadportError):
+    """A request was cancelled by its caller before it was done."""
+
+    exit_code = 1
+
+
+class DeadlineError(HeadportError):
+    """A request was not done by its deadline."""
+
+    exit_code = 1
+
+
+class OverloadedError(HeadportError):
+    """More requests wait than the generator was told to hold; try again later."""
+
+    exit_code = 1
+
+
+class ClosedError(HeadportError):
+    """The generator was closed, so it takes no request and ends those it has."""
 
     exit_code = 1
