@@ -7,66 +7,78 @@ refused too: newer releases add fields, and one that is ignored in silence chang
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from dataclasses import fields as records
 from typing import Any
 
 from headport.errors import BundleError, RequestError
 from headport.runtime.limits import check
+from headport.runtime.sampling.settings import Beams, Sampling, read_bias
 
 __all__ = ["Defaults", "read_defaults"]
 
 USED = frozenset(
     {
+        "bad_words_ids",
+        "begin_suppress_tokens",
         "do_sample",
+        "early_stopping",
         "eos_token_id",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "frequency_penalty",  # this one and presence_penalty are written by other toolkits
+        "length_penalty",
         "max_length",
         "max_new_tokens",
+        "min_length",
+        "min_new_tokens",
         "min_p",
+        "no_repeat_ngram_size",
+        "num_beams",
+        "num_return_sequences",
+        "presence_penalty",
+        "repetition_penalty",
+        "sequence_bias",
         "stop_strings",
+        "suppress_tokens",
         "temperature",
         "top_k",
         "top_p",
+        "typical_p",
     }
 )
 
-_OPTION = {"stop_strings": "stop"}  # fields whose option has another name
+# Fields whose option has another name.
+_OPTION = {
+    "bad_words_ids": "bad_words",
+    "num_return_sequences": "n",
+    "sequence_bias": "logit_bias",
+    "stop_strings": "stop",
+}
 
 # Neutral values besides null; any other value changes tokens and is not supported.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "bad_words_ids": ([],),
-    "begin_suppress_tokens": ([],),
     "constraints": ([],),
     "custom_generate": (),
     "diversity_penalty": (0.0,),
     "dola_layers": (),
     "encoder_repetition_penalty": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
     "exponential_decay_length_penalty": (),
     "force_words_ids": ([],),
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
     "guidance_scale": (1.0,),
     "max_time": (),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "no_repeat_ngram_size": (0,),
     "num_beam_groups": (1,),
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
     "penalty_alpha": (0.0,),
-    "repetition_penalty": (1.0,),
-    "sequence_bias": ({}, []),
-    "suppress_tokens": ([],),
     "token_healing": (False,),
     "top_h": (),
-    "typical_p": (1.0,),
     "watermarking_config": (),
 }
 
-# These choose what is returned, how fast it is computed, or belong to beams, encoders and
-# assistants, which do not exist where the fields above are neutral.
+# These choose what is returned, how fast it is computed, or belong to encoders and assistants,
+# which do not exist where the fields above are neutral.
 IGNORED = frozenset(
     {
         "_commit_hash",
@@ -82,10 +94,8 @@ IGNORED = frozenset(
         "continuous_batching_config",
         "decoder_start_token_id",
         "disable_compile",
-        "early_stopping",
         "encoder_no_repeat_ngram_size",
         "is_assistant",
-        "length_penalty",
         "low_memory",
         "max_cache_len",
         "max_matching_ngram_size",
@@ -114,14 +124,13 @@ IGNORED = frozenset(
 class Defaults:
     """What holds where a call says nothing."""
 
-    temperature: float = 0.0  # 0 = greedy
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int | None = None
     max_length: int | None = None  # prompt and new tokens together
     eos_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    n: int = 1
+    beams: Beams = field(default_factory=Beams)
 
 
 def read_defaults(fields: Mapping[str, Any], ignore: Collection[str] = ()) -> Defaults:
@@ -137,6 +146,8 @@ def read_defaults(fields: Mapping[str, Any], ignore: Collection[str] = ()) -> De
     """
     given = {k: v for k, v in fields.items() if v is not None and k not in ignore}
     refused = sorted(name for name, value in given.items() if _changes_tokens(name, value))
+    if given.get("do_sample") and given.get("num_beams", 1) != 1:
+        refused = sorted({*refused, "do_sample", "num_beams"})  # sampled beams
     if refused:
         values = ", ".join(f"{name}={given[name]!r}" for name in refused)
         raise BundleError(
@@ -145,20 +156,34 @@ def read_defaults(fields: Mapping[str, Any], ignore: Collection[str] = ()) -> De
             f"{'it' if len(refused) == 1 else 'them'} by name: ignore={tuple(refused)!r}"
         )
     used = {_OPTION.get(k, k): v for k, v in given.items() if k in USED and k != "do_sample"}
+    used = {k: v for k, v in used.items() if not (k in _EMPTY_IS_NONE and v in ([], {}))}
     try:
         check(used)
     except RequestError as error:
         raise BundleError(f"the bundle's generation_config is wrong: {error}") from error
+    own = {each.name: used[each.name] for each in records(Sampling) if each.name in used}
+    own |= {name: read(used[name]) for name, read in _READ.items() if name in used}
+    own["temperature"] = used.get("temperature", 1.0) if given.get("do_sample") else 0.0
+    beams = {each.name: used[each.name] for each in records(Beams) if each.name in used}
     return Defaults(
-        temperature=used.get("temperature", 1.0) if given.get("do_sample") else 0.0,
-        top_k=used.get("top_k", 0),
-        top_p=used.get("top_p", 1.0),
-        min_p=used.get("min_p", 0.0),
+        sampling=Sampling(**own),
         max_new_tokens=used.get("max_new_tokens"),
         max_length=used.get("max_length"),
         eos_token_ids=_several(used.get("eos_token_id", ())),
         stop=_several(used.get("stop", ())),
+        n=used.get("n", 1),
+        beams=Beams(**beams),
     )
+
+
+# Lists of the file → tuples of `Sampling`.
+_READ: dict[str, Callable[[Any], Any]] = {
+    "bad_words": lambda value: tuple(map(tuple, value)),
+    "begin_suppress_tokens": tuple,
+    "logit_bias": read_bias,
+    "suppress_tokens": tuple,
+}
+_EMPTY_IS_NONE = frozenset({"logit_bias"})
 
 
 def _changes_tokens(name: str, value: Any) -> bool:

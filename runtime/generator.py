@@ -17,12 +17,13 @@ from headport.errors import BundleError, PromptError, RequestError
 from headport.providers import AUTO
 from headport.runner import Runner, open_runner
 from headport.runtime.chat import chat_ids
-from headport.runtime.decoding import Decoder, Row
+from headport.runtime.decoding import Decoder
 from headport.runtime.generation_config import read_defaults
-from headport.runtime.parameters import Options, Parameters, Request, resolve
+from headport.runtime.parameters import Options, Request, check_ids, resolve
 from headport.runtime.prompts import Prompt, fit, read_prompts
 from headport.runtime.results import Generation, Score, Stats, Token
-from headport.runtime.sampling.exact import CandidateChooser
+from headport.runtime.row import Row
+from headport.runtime.sampling.chooser import make_chooser
 from headport.runtime.scoring import logits_of, score_of
 from headport.runtime.text import TextStream, Tokens
 from headport.runtime.vocabulary import IdMap
@@ -89,7 +90,8 @@ class Generator:
         self.max_context = max_context or manifest.model.max_context
         self._defaults = read_defaults(manifest.defaults, ignore)
         self._ids = IdMap.from_bundle(opened)
-        self._check_eos(self._defaults.eos_token_ids, BundleError)
+        found = self._defaults
+        check_ids(found.sampling, found.eos_token_ids, self._ids.size, BundleError)
         self._tokens = Tokens(opened)
         settings = SessionSettings(threads, provider, cpu_fallback)
         self._runner = runner or open_runner(opened, settings, (_HEAD,))
@@ -98,12 +100,9 @@ class Generator:
         self.exact = bool(form and form.certified) if exact is None else exact
         if self.exact:
             require_certificate(opened, self._runner, _HEAD, given=runner is not None)
-        chooser = None
-        if form is not None:
-            chooser = CandidateChooser(
-                self._runner, _HEAD, manifest.heads[_HEAD], self._ids, self._stats, self.exact
-            )
-        self._decoder = Decoder(self._runner, _HEAD, self._ids, self._stats, chooser)
+        head = manifest.heads[_HEAD]
+        chooser = make_chooser(self._runner, _HEAD, head, self._ids, self._stats, exact=self.exact)
+        self._decoder = Decoder(self._runner, self._stats, chooser)
 
     @property
     def stats(self) -> Stats:
@@ -206,30 +205,22 @@ class Generator:
     ) -> list[Row]:
         ids = read_prompts(prompts, self._tokens, self._ids.size)
         request = resolve(options, self._defaults, len(ids))
-        self._check_eos(request.eos_token_ids, RequestError)
+        check_ids(request.sampling, request.eos_token_ids, self._ids.size, RequestError)
         limits = fit(ids, request, self.max_context)
         self._stats.requests += 1
         return [
             Row(
                 index=n,
                 prompt_token_ids=prompt,
-                parameters=Parameters(
-                    request.sampling, limits[n], request.stop, request.eos_token_ids
-                ),
-                seed=_seed(request, n),
+                parameters=request.parameters(limits[n]),
+                seed=seed,
                 text=TextStream(self._tokens, request.stop),
                 watched=watched or bool(request.stop),
+                sample=sample,
             )
             for n, prompt in enumerate(ids)
+            for sample, seed in enumerate([_seed(request, n)] * request.n)
         ]
-
-    def _check_eos(self, ids: Sequence[int], error: type[BundleError] | type[RequestError]) -> None:
-        unknown = [i for i in ids if not 0 <= i < self._ids.size]
-        if unknown:
-            raise error(
-                f"eos_token_id: ids from 0 to {self._ids.size - 1} were expected, "
-                f"{', '.join(map(str, unknown))} found"
-            )
 
 
 class TokenStream(Iterator[Token]):
@@ -276,4 +267,7 @@ def _generation(row: Row) -> Generation:
         seed=row.seed,
         prompt_token_ids=row.prompt_token_ids,
         parameters=row.parameters,
+        index=row.index,
+        sample=row.sample,
+        logprobs=row.logprobs,
     )

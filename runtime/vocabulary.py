@@ -66,6 +66,11 @@ class IdMap:
             )
         return cls(vocabulary.size, found)
 
+    @property
+    def columns(self) -> Int64:
+        """Head column of each id of `ids`, [K]."""
+        return np.arange(len(self.own)) if self._order is None else self._order
+
     def rows(self, logits: Float32) -> Float32:
         """Drop padded columns and order the rest by original id: [N, ≥ K] → [N, K].
 

@@ -10,8 +10,10 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from headport.runtime.sampling.filters import keep
 from headport.runtime.sampling.noise import NoiseKey
-from headport.runtime.sampling.sampler import Sampling, choose, keep
+from headport.runtime.sampling.sampler import choose
+from headport.runtime.sampling.settings import Sampling
 from headport.validate.comparison import Job
 from headport.validate.evidence import SamplerCase, SamplerParity
 from headport.validate.sides import ReferenceSide

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel, gumbel_bound
-from headport.runtime.sampling.sampler import Sampling, choose
+from headport.runtime.sampling.sampler import draw, filtering
+from headport.runtime.sampling.settings import Sampling
 
-__all__ = ["CandidateRow", "decide", "decide_noisy", "noise_row", "wants_noise"]
+__all__ = ["CandidateRow", "decide", "decide_noisy", "needs_all", "noise_row", "wants_noise"]
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -43,7 +44,15 @@ class CandidateRow:
 
 def wants_noise(sampling: Sampling) -> bool:
     """Whether the head should pick its candidates by logit and noise, not by logit alone."""
-    return sampling.temperature > 0.0 and not sampling.filters
+    return sampling.temperature > 0.0 and not filtering(sampling)
+
+
+def needs_all(sampling: Sampling) -> bool:
+    """Whether candidates can never decide: what acts depends on the whole row."""
+    if sampling.process_scores is not None:
+        return True
+    by_mass = sampling.typical_p < 1.0 or max(sampling.epsilon_cutoff, sampling.eta_cutoff) > 0.0
+    return sampling.temperature > 0.0 and by_mass
 
 
 def noise_row(ids: Int64, columns: int, temperature: float, key: NoiseKey) -> Float32:
@@ -101,8 +110,8 @@ def _within_top_k(row: CandidateRow, sampling: Sampling, key: NoiseKey) -> int |
     if int(kept.sum()) > row.proved:
         return None
     order = np.argsort(row.ids[kept])
-    logits: Any = row.logits[kept][order]  # float64; every step of `choose` is float64 anyway
-    return choose(logits, row.ids[kept][order], sampling, key)
+    logits: Any = row.logits[kept][order]  # float64; every step of `draw` is float64 anyway
+    return draw(logits, row.ids[kept][order], sampling, key)
 
 
 def _within_top_p(
@@ -160,8 +169,9 @@ def decide_noisy(
     if winner is None:
         return None
     score = _scores(row, T, key)[winner]
-    with np.errstate(over="ignore", invalid="ignore"):
-        limit = (row.cut + abs(row.cut) * _KEY_ROUNDING - row.logits[0]) / T
+    cut = row.cut + abs(row.cut) * _KEY_ROUNDING if np.isfinite(row.cut) else row.cut
+    with np.errstate(over="ignore"):
+        limit = (cut - row.logits[0]) / T
     if not score > limit + _slack(row, T):
         return None
     if sampling.min_p > 0.0:

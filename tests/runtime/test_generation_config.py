@@ -2,11 +2,12 @@ import pytest
 
 from headport.errors import BundleError
 from headport.runtime.generation_config import IGNORED, NEUTRAL, USED, Defaults, read_defaults
+from headport.runtime.sampling.settings import Beams, Sampling
 
 
 def test_nothing_said_is_greedy():
     assert read_defaults({}) == Defaults()
-    assert Defaults().temperature == 0.0
+    assert Defaults().sampling.temperature == 0.0
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ def test_nothing_said_is_greedy():
     ],
 )
 def test_do_sample_switches_sampling(fields, temperature):
-    assert read_defaults(fields).temperature == temperature
+    assert read_defaults(fields).sampling.temperature == temperature
 
 
 def test_everything_that_is_used():
@@ -36,7 +37,49 @@ def test_everything_that_is_used():
             "stop_strings": "END",
         }
     )
-    assert found == Defaults(0.7, 20, 0.8, 0.05, 9, 30, (3, 5), ("END",))
+    assert found == Defaults(Sampling(0.7, 20, 0.8, 0.05), 9, 30, (3, 5), ("END",))
+
+
+def test_processors_and_beams_are_used():
+    found = read_defaults(
+        {
+            "repetition_penalty": 1.05,
+            "presence_penalty": 0.5,
+            "suppress_tokens": [7],
+            "begin_suppress_tokens": [8, 9],
+            "bad_words_ids": [[30], [4, 5]],
+            "sequence_bias": [[[3], 1.5], [[4, 5], -2.0]],
+            "no_repeat_ngram_size": 3,
+            "min_length": 4,
+            "min_new_tokens": 5,
+            "num_beams": 4,
+            "num_return_sequences": 2,
+            "length_penalty": 0.5,
+            "early_stopping": "never",
+        }
+    )
+    assert found.sampling == Sampling(
+        repetition_penalty=1.05,
+        presence_penalty=0.5,
+        suppress_tokens=(7,),
+        begin_suppress_tokens=(8, 9),
+        bad_words=((30,), (4, 5)),
+        logit_bias=(((3,), 1.5), ((4, 5), -2.0)),
+        no_repeat_ngram_size=3,
+        min_length=4,
+        min_new_tokens=5,
+    )
+    assert found.beams == Beams(4, 0.5, "never") and found.n == 2
+
+
+def test_sampled_beams_are_refused():
+    with pytest.raises(BundleError, match=r"do_sample=True, num_beams=2"):
+        read_defaults({"do_sample": True, "num_beams": 2})
+
+
+@pytest.mark.parametrize("field", ["bad_words_ids", "suppress_tokens", "sequence_bias"])
+def test_empty_lists_mean_nothing(field):
+    assert read_defaults({field: []}) == Defaults()
 
 
 def test_one_end_token_or_several():
@@ -47,15 +90,11 @@ def test_one_end_token_or_several():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("repetition_penalty", 1.05),
-        ("suppress_tokens", [7]),
-        ("begin_suppress_tokens", [7]),
-        ("bad_words_ids", [[300]]),
-        ("num_beams", 4),
-        ("min_new_tokens", 5),
-        ("no_repeat_ngram_size", 3),
-        ("typical_p", 0.9),
+        ("forced_bos_token_id", 2),
         ("forced_eos_token_id", 2),
+        ("exponential_decay_length_penalty", [5, 1.1]),
+        ("guidance_scale", 1.5),
+        ("diversity_penalty", 0.5),
         ("max_time", 3.0),
         ("a_field_of_the_future", 1),
     ],
@@ -68,9 +107,9 @@ def test_what_would_change_tokens_is_refused_by_name(name, value):
 
 def test_all_refused_fields_are_named_at_once():
     with pytest.raises(
-        BundleError, match=r"num_beams=2, top_h=0.5.*ignore=\('num_beams', 'top_h'\)"
+        BundleError, match=r"dola_layers='low', top_h=0.5.*ignore=\('dola_layers', 'top_h'\)"
     ):
-        read_defaults({"top_h": 0.5, "num_beams": 2})
+        read_defaults({"top_h": 0.5, "dola_layers": "low"})
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))

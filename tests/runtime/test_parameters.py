@@ -3,10 +3,10 @@ import pytest
 from headport.errors import RequestError
 from headport.runtime.generation_config import Defaults
 from headport.runtime.parameters import resolve
-from headport.runtime.sampling.sampler import Sampling
+from headport.runtime.sampling.settings import Sampling
 
-SAMPLED = Defaults(temperature=0.6, top_k=20, top_p=0.9)
-GREEDY = Defaults(top_p=0.9)  # as do_sample: false beside a top_p
+SAMPLED = Defaults(Sampling(0.6, 20, 0.9))
+GREEDY = Defaults(Sampling(top_p=0.9))  # as do_sample: false beside a top_p
 
 
 def test_the_bundle_decides_where_the_call_is_silent():
@@ -40,7 +40,7 @@ def test_neutral_options_never_matter(options):
 
 
 def test_unknown_options_are_named():
-    with pytest.raises(RequestError, match="no option topk; the options are max_new_tokens, temp"):
+    with pytest.raises(RequestError, match="no option topk; the options are max_new_tokens, min_"):
         resolve({"topk": 3}, GREEDY, 1)
 
 

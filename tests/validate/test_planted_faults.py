@@ -19,7 +19,8 @@ import pytest
 from headport.bundle import Bundle
 from headport.errors import ParityError
 from headport.runtime.sampling.noise import NoiseKey
-from headport.runtime.sampling.sampler import Sampling, choose
+from headport.runtime.sampling.sampler import choose
+from headport.runtime.sampling.settings import Sampling
 from headport.validate import sampler_parity as samplers
 from headport.validate.attribution import attribute, sampled_jobs
 from headport.validate.candidate import Candidate

@@ -11,7 +11,8 @@ from headport.runtime.sampling.candidates import (
     wants_noise,
 )
 from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel, gumbel_bound
-from headport.runtime.sampling.sampler import Sampling, choose
+from headport.runtime.sampling.sampler import choose
+from headport.runtime.sampling.settings import Sampling
 
 IDS = np.arange(40)
 

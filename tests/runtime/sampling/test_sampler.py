@@ -1,18 +1,19 @@
+import re
+
 import numpy as np
 import pytest
 
 from headport.errors import NonFiniteError
-from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel
-from headport.runtime.sampling.sampler import (
-    Sampling,
-    check_finite,
-    choose,
+from headport.runtime.sampling.filters import (
     keep,
     keep_min_p,
     keep_top_k,
     keep_top_p,
     scale,
 )
+from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel
+from headport.runtime.sampling.sampler import choose, faults
+from headport.runtime.sampling.settings import Sampling
 
 KEY = NoiseKey(seed=7, step=0)
 
@@ -147,10 +148,12 @@ def test_any_vocabulary_size(size, sampling):
 @pytest.mark.parametrize("position", [0, 128, 256])
 def test_rows_that_are_not_finite_are_refused_by_name(bad, position):
     rows = np.zeros((3, 257), np.float32)
-    check_finite(rows, [4, 5, 6], 9)
+    names = [(4, 1), (5, 9), (6, 3)]
+    assert faults(rows, names) == {}
     rows[1, position] = bad
-    with pytest.raises(NonFiniteError, match=f"row 5, step 9: 1 of 257 .* position {position}"):
-        check_finite(rows, [4, 5, 6], 9)
+    found = faults(rows, names)
+    assert found.keys() == {1} and isinstance(found[1], NonFiniteError)
+    assert re.search(f"row 5, step 9: 1 of 257 .* position {position}", str(found[1]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""One sequence being continued: what it asks for, what it has got, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headport.runtime.parameters import Parameters
+from headport.runtime.results import FinishReason, Token
+from headport.runtime.sampling.choice import Choice
+from headport.runtime.sampling.noise import NoiseKey
+from headport.runtime.sampling.settings import Context, Sampling
+from headport.runtime.text import TextStream
+
+__all__ = ["Row"]
+
+
+@dataclass
+class Row:
+    """One sample of one prompt. It knows nothing of the batch it runs in.
+
+    Args:
+        index: The prompt's place in its request, for messages; no draw depends on it.
+        prompt_token_ids: Original ids.
+        parameters: What the request asks for.
+        seed: Key of the noise; None only where decoding is greedy.
+        text: The reply's text so far.
+        watched: Text is needed with every token, not only at the end.
+        sample: Index among the samples of one prompt; a part of the noise's key.
+    """
+
+    index: int
+    prompt_token_ids: list[int]
+    parameters: Parameters
+    seed: int | None
+    text: TextStream
+    watched: bool
+    sample: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Choice] = field(default_factory=list)  # one per token, where asked for
+    finish_reason: FinishReason | None = None
+
+    @property
+    def step(self) -> int:
+        """Index of the next new token."""
+        return len(self.token_ids)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How its tokens are chosen."""
+        return self.parameters.sampling
+
+    @property
+    def noise_key(self) -> NoiseKey | None:
+        """Key of the next token's noise."""
+        return None if self.seed is None else NoiseKey(self.seed, self.step, self.sample)
+
+    @property
+    def context(self) -> Context:
+        """What processors and callbacks may look at before the next token."""
+        return Context(
+            self.prompt_token_ids,
+            self.token_ids,
+            self.parameters.eos_token_ids,
+            self.index,
+            self.sample,
+        )
+
+    def accept(self, choice: Choice) -> Token:
+        """Append a token. What ends a reply: EOS before a stop text before the limit."""
+        token_id = choice.token_id
+        self.token_ids.append(token_id)
+        if self.parameters.logprobs is not None:
+            self.logprobs.append(choice)
+        part = self.text.push(token_id, look=self.watched)
+        if token_id in self.parameters.eos_token_ids:
+            self.finish_reason = "eos"
+        elif self.text.stopped:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) == self.parameters.max_new_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason is not None:
+            part += self.text.finish()
+            if self.text.stopped and self.finish_reason == "length":
+                self.finish_reason = "stop"  # it stood in text that was held back until now
+        return Token(
+            token_id,
+            part,
+            len(self.token_ids) - 1,
+            self.finish_reason,
+            choice.logprob,
+            choice.processed_logprob,
+            choice.top_logprobs,
+        )

@@ -1,0 +1,142 @@
+"""How a token is chosen from a row, and what of the row's past the rules may look at."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.errors import HeadportError, RequestError
+
+__all__ = [
+    "Allowed",
+    "AllowedIds",
+    "Beams",
+    "Context",
+    "EarlyStopping",
+    "FixedIds",
+    "ProcessScores",
+    "Sampling",
+    "ask_allowed",
+    "read_bias",
+]
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Context:
+    """One sequence being continued, as processors and callbacks see it. All ids are original."""
+
+    prompt_token_ids: Sequence[int] = ()
+    token_ids: Sequence[int] = ()  # new tokens so far; their number is the step
+    eos_token_ids: tuple[int, ...] = ()
+    index: int = 0  # place of the prompt in its request
+    sample: int = 0  # place among the samples of one prompt; the rank of a beam
+
+
+# Ids that may follow, or bool [V] by original id, or None for all.
+AllowedIds: TypeAlias = Sequence[int] | npt.NDArray[Any] | None
+Allowed: TypeAlias = Callable[[Context], AllowedIds]
+# (context, scores [K], original ids [K]) → scores [K]; -inf bans
+ProcessScores: TypeAlias = Callable[[Context, Float64, Int64], Float64]
+
+
+@dataclass(frozen=True)
+class FixedIds:
+    """The same allowed tokens at every step."""
+
+    token_ids: tuple[int, ...]
+    _found: list[Int64] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __call__(self, _: Context) -> Int64:
+        """The ids, as one array that is made once."""
+        if not self._found:
+            self._found.append(np.array(self.token_ids, np.int64))
+        return self._found[0]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen from a row. The defaults are greedy and change nothing.
+
+    Fields of the first part shape the distribution that is drawn from, in this order; they play
+    no part where the temperature is 0. Those of the second part change scores, greedy or not, and
+    are applied before the first; `processors.PROCESSORS` is their order.
+    """
+
+    temperature: float = 0.0  # 0 = greedy: the filters and the seed play no part
+    top_k: int = 0  # most likely tokens kept, ties at the last place included; 0 = all
+    top_p: float = 1.0  # smallest most likely set with this mass or more; 1 = all
+    min_p: float = 0.0  # least probability as a share of the largest one; 0 = all
+    typical_p: float = 1.0  # mass of the tokens whose surprise is nearest the mean; 1 = all
+    epsilon_cutoff: float = 0.0  # least probability; 0 = all
+    eta_cutoff: float = 0.0  # least probability, lower where the row is uncertain; 0 = all
+
+    logit_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # (sequence, added to its last id)
+    repetition_penalty: float = 1.0  # of ids in the prompt or the reply; 1 = off
+    presence_penalty: float = 0.0  # taken off ids in the reply
+    frequency_penalty: float = 0.0  # taken off per time that an id stands in the reply
+    no_repeat_ngram_size: int = 0  # no n-gram twice in prompt and reply; 0 = off
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences that are never completed
+    min_length: int = 0  # no EOS below this many tokens, the prompt's included
+    min_new_tokens: int = 0  # no EOS below this many new tokens
+    allowed: Allowed | None = None  # the only tokens that may follow
+    suppress_tokens: tuple[int, ...] = ()  # never chosen
+    begin_suppress_tokens: tuple[int, ...] = ()  # never the first new token
+    process_scores: ProcessScores | None = None  # the caller's own, after all others
+
+
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class Beams:
+    """How beam search goes."""
+
+    num_beams: int = 1  # 1 = no beam search
+    length_penalty: float = 1.0  # Σ ln p of a reply is divided by its tokens to this power
+    # True: end with num_beams complete replies; False: when the best open beam, at its length now,
+    # cannot beat the worst of them; "never": also at the length that suits it best
+    early_stopping: EarlyStopping = False
+
+
+def read_bias(value: Any) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """A mapping of ids or sequences to numbers, or pairs of them, as `Sampling` holds it."""
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return tuple(
+        ((int(words),) if isinstance(words, numbers.Integral) else tuple(map(int, words)), float(b))
+        for words, b in pairs
+    )
+
+
+def ask_allowed(sampling: Sampling, context: Context) -> Sampling:
+    """The same sampling with this step's allowed tokens in place of a callback: asked just once.
+
+    Raises:
+        RequestError: If the callback fails, or allows no token.
+    """
+    if sampling.allowed is None or isinstance(sampling.allowed, FixedIds):
+        return sampling
+    where = f"allowed: the callback of prompt {context.index}, step {len(context.token_ids)}"
+    try:
+        found = sampling.allowed(context)
+    except HeadportError:
+        raise
+    except Exception as error:  # the caller's code may raise anything
+        raise RequestError(f"{where} failed: {type(error).__name__}: {error}") from error
+    if found is None:
+        return replace(sampling, allowed=None)
+    ids = np.asarray(found)
+    if ids.dtype != np.bool_ and ids.size and ids.dtype.kind not in "iu":
+        raise RequestError(
+            f"{where} gave {ids.dtype}, token ids or a bool mask over the vocabulary were expected"
+        )
+    if not (ids.any() if ids.dtype == np.bool_ else ids.size):
+        raise RequestError(f"{where} allows no token; allow an end token where the text is done")
+    return replace(sampling, allowed=lambda _: ids)
