@@ -40,6 +40,15 @@ class _DeviceCache:
         self.decode: _Step | None = None
         self.recording = _NO_RECORDING  # number of the recorded decode step
 
+    def reorder(self, source_rows: Int64) -> None:
+        """See `headport.session_runner.Cache`.
+
+        By way of main memory: ONNX Runtime's Python interface has no copy within a device.
+        """
+        for buffer in self.buffers.values():
+            buffer.fill(buffer.numpy()[source_rows])
+        self.lengths = self.lengths[source_rows]
+
 
 def _slots(capacity: int) -> int:
     return capacity + 1  # a full row that waits while others decode needs one more

@@ -67,6 +67,11 @@ class _GrowingCache:
         self.mask: Int64 = np.zeros((batch_size, 0), np.int64)
         self.past = past
 
+    def reorder(self, source_rows: Int64) -> None:
+        """See `headport.session_runner.Cache`."""
+        self.past = [each[source_rows] for each in self.past]
+        self.mask, self.lengths = self.mask[source_rows], self.lengths[source_rows]
+
 
 class PortableRunner(SessionRunner):
     """Runs the portable form: attention_mask in, caches that grow by concatenation.
@@ -141,6 +146,14 @@ class _FixedCache:
     def next_turn(self) -> int:
         """The set that the next step writes."""
         return (self.turn + 1) % len(self.sets)
+
+    def reorder(self, source_rows: Int64) -> None:
+        """See `headport.session_runner.Cache`. In place: the buffers are bound."""
+        longest = int(self.lengths.max(initial=0))
+        for name, buffer in self.buffers.items():
+            held = buffer if is_state(name) else buffer[:, :, :longest]
+            held[...] = held[source_rows]
+        self.lengths = self.lengths[source_rows]
 
 
 def _slots(capacity: int) -> int:

@@ -36,6 +36,10 @@ class Cache(Protocol):
         """Tokens a row may hold."""
         ...
 
+    def reorder(self, source_rows: Int64) -> None:
+        """Let each row b hold what row `source_rows[b]` held, [B]; see `Runner.reorder`."""
+        ...
+
 
 class Runner(Protocol):
     """Executes a bundle. `runs` counts backbone executions."""
@@ -64,6 +68,15 @@ class Runner(Protocol):
 
         Raises:
             PromptError: If a row would outgrow the cache.
+        """
+        ...
+
+    def reorder(self, cache: Cache, source_rows: Int64) -> None:
+        """Let each row b of a cache hold what row `source_rows[b]` held.
+
+        Args:
+            cache: From `new_cache` of this runner; updated.
+            source_rows: [B]; a row may be named more than once, or not at all.
         """
         ...
 
@@ -121,6 +134,12 @@ class SessionRunner:
             raise BundleError(
                 f"{backbone.file}: its inputs are not those of the manifest ({', '.join(odd)})"
             )
+
+    def reorder(self, cache: Cache, source_rows: Int64) -> None:
+        batch = len(cache.lengths)
+        assert source_rows.shape == (batch,), "one source per row"
+        assert source_rows.min() >= 0 and source_rows.max() < batch
+        cache.reorder(source_rows)
 
     def head(
         self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None
