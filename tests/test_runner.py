@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from headport import runner as runner_module
+from headport import cache_ports
 from headport.bundle import Bundle
 from headport.errors import BundleError, PromptError
 from headport.runner import InPlaceRunner, Runner, open_runner
@@ -151,7 +151,7 @@ def test_decoding_binds_once(in_place: InPlaceRunner, monkeypatch: pytest.Monkey
 def test_chunks_are_cut_where_a_long_row_leaves_no_room(
     in_place: InPlaceRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "_SPARE_SLOTS", 3)
+    monkeypatch.setattr(cache_ports, "SPARE_SLOTS", 3)
     before = in_place.runs
     found = _run(in_place, 12, [(12, 1, 1), (0, 11, 5)])
     assert in_place.runs - before == 1 + 4  # 11 columns, 3 at a time

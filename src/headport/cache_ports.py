@@ -6,7 +6,18 @@ Keys and values grow by a slot per token; states are as large after a thousand t
 
 from __future__ import annotations
 
-__all__ = ["free_dimensions", "is_past", "is_present", "is_state", "present_name"]
+__all__ = [
+    "cache_slots",
+    "free_dimensions",
+    "is_past",
+    "is_present",
+    "is_state",
+    "present_name",
+]
+
+# The attention operator wants room for a chunk's padding behind every row, also behind a full one.
+# With this many slots more than tokens, a chunk never has to be cut narrower than that.
+SPARE_SLOTS = 64
 
 # Input `X.N…` takes what output `Y.N…` of the step before gave.
 _GROWING = {"past_key_values": "present"}
@@ -44,3 +55,8 @@ def free_dimensions(name: str) -> dict[int, str]:
     if is_state(name):
         return {0: "batch"}
     return {0: "batch", 2: "past_sequence" if is_past(name) else "total_sequence"}
+
+
+def cache_slots(capacity: int) -> int:
+    """Slots of a fixed cache that holds `capacity` tokens per row."""
+    return capacity + min(capacity, SPARE_SLOTS)

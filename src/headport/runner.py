@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
-from headport.cache_ports import is_state
+from headport.cache_ports import cache_slots, is_state
 from headport.device_runner import DeviceRunner
 from headport.errors import BundleError, UsageError
 from headport.heads import Candidates, HeadOutput, QuantisedLogits
@@ -110,11 +110,6 @@ class PortableRunner(SessionRunner):
         return found["hidden_states"].astype(np.float32, copy=False)
 
 
-# The operator wants room for a chunk's padding behind every row, also behind a full one. With this
-# many slots more than tokens, a chunk never has to be cut narrower than that.
-_SPARE_SLOTS = 64
-
-
 class _FixedCache:
     """Preallocated keys and values, bound once as input and output of the same session.
 
@@ -133,7 +128,7 @@ class _FixedCache:
         self.turn = 0  # the set that the next step reads
         self.seqlens_k = np.zeros(batch_size, np.int32)
         self.query_seqlens = np.zeros(batch_size, np.int32)
-        self.slots = _slots(capacity)
+        self.slots = cache_slots(capacity)
         self.total_sequence_length = np.array(self.slots, np.int32)
         self.bindings: dict[tuple[int, int], tuple[Binding, Int64, Array]] = {}  # by T and turn
 
@@ -156,10 +151,6 @@ class _FixedCache:
         self.lengths = self.lengths[source_rows]
 
 
-def _slots(capacity: int) -> int:
-    return capacity + min(capacity, _SPARE_SLOTS)
-
-
 class InPlaceRunner(SessionRunner):
     """Runs `ort-cpu`: GroupQueryAttention that writes into right-padded caches in place.
 
@@ -172,7 +163,7 @@ class InPlaceRunner(SessionRunner):
     def new_cache(self, batch_size: int, capacity: int) -> _FixedCache:
         buffers = {
             p.name: np.zeros(
-                self._cache_shape(p.shape, batch_size, _slots(capacity)),
+                self._cache_shape(p.shape, batch_size, cache_slots(capacity)),
                 self._backbone.dtype(p.name),
             )
             for p in self._past

@@ -27,6 +27,9 @@ class Layer:
     kv_heads: int = 2
     key_size: int = 8
     value_size: int = 8
+    angles: int = 0  # of rotary positions, 0 for none
+    interleaved: int = 0
+    key_factor: float = 1.0  # of the key's angles
 
     @property
     def function(self) -> str:
@@ -72,6 +75,9 @@ def attention_backbone(
     text.outputs.append(f"{kind}[batch, sequence, {HIDDEN}] hidden_states")
     text.nodes += [
         "position_ids = headport.Positions (attention_mask, input_ids)",
+        "axis_2 = Constant <value_ints = [2]> ()",
+        f"column = Cast <to = {10 if half else 1}> (position_ids)",
+        "degrees = Unsqueeze (column, axis_2)",
         f"tokens = Gather ({text.weight('embed', VOCAB, HIDDEN, spread=1.0)}, input_ids)",
         f"places = Gather ({text.weight('table', CONTEXT, HIDDEN, spread=1.0)}, position_ids)",
         "h0 = Add (tokens, places)",
@@ -107,14 +113,20 @@ def _add_layer(text: _Text, index: int, layer: Layer) -> None:
         text.outputs.append(f"{dims.format('total_sequence')} present_{index}_{port}")
     for name, heads, size in (("q", H, D), ("k", KV, D), ("v", KV, Dv)):
         weight = text.weight(f"w{name}{index}", HIDDEN, heads * size)
-        text.values.append(f"{text.kind}[batch, {heads}, sequence, {size}] {name}{index}")
+        text.values += [
+            f"{text.kind}[batch, sequence, {heads * size}] {name}_flat{index}",
+            f"{text.kind}[batch, {heads}, sequence, {size}] {name}{index}",
+        ]
         text.nodes += [
             f"{name}_flat{index} = MatMul (h{index}, {weight})",
             f"{name}_shape{index} = Constant <value_ints = [0, 0, {heads}, {size}]> ()",
             f"{name}_rows{index} = Reshape ({name}_flat{index}, {name}_shape{index})",
             f"{name}{index} = Transpose <perm = [0, 2, 1, 3]> ({name}_rows{index})",
         ]
-    inputs = f"q{index}, k{index}, v{index}, past_{index}_key, past_{index}_value, attention_mask"
+    q, k = f"q{index}", f"k{index}"
+    if layer.angles:
+        q, k = _turned(text, index, layer)
+    inputs = f"{q}, {k}, v{index}, past_{index}_key, past_{index}_value, attention_mask"
     if layer.sinks:
         inputs += f", {text.weight(f'sinks{index}', H, spread=1.0)}"
     if layer.slopes:
@@ -130,3 +142,28 @@ def _add_layer(text: _Text, index: int, layer: Layer) -> None:
         f"o{index} = MatMul (y_flat{index}, {weight})",
         f"h{index + 1} = Add (h{index}, o{index})",
     ]
+
+
+def _turned(text: _Text, index: int, layer: Layer) -> tuple[str, str]:
+    q_angles = k_angles = _angles(text, f"q{index}", layer.angles, 1.0)
+    if layer.key_factor != 1.0:
+        k_angles = _angles(text, f"k{index}", layer.angles, layer.key_factor)
+    for name, heads, angles in (("q", layer.heads, q_angles), ("k", layer.kv_heads, k_angles)):
+        size = f"{text.kind}[batch, {heads}, sequence, {layer.key_size}]"
+        text.values.append(f"{size} {name}t{index}")
+        text.nodes.append(
+            f"{name}t{index} = RotaryEmbedding <interleaved = {layer.interleaved}, "
+            f"rotary_embedding_dim = {2 * layer.angles}> ({name}{index}, {angles})"
+        )
+    return f"qt{index}", f"kt{index}"
+
+
+def _angles(text: _Text, name: str, count: int, factor: float) -> str:
+    speeds = text.weight(f"speeds_{name}", count)
+    text.arrays[speeds] = (factor * 3.0 ** -np.arange(count)).astype(text.arrays[speeds].dtype)
+    text.nodes += [
+        f"angles_{name} = Mul (degrees, {speeds})",
+        f"cos_{name} = Cos (angles_{name})",
+        f"sin_{name} = Sin (angles_{name})",
+    ]
+    return f"cos_{name}, sin_{name}"

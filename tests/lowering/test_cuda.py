@@ -131,7 +131,7 @@ def test_what_no_kernel_computes_is_refused(tmp_path: Path) -> None:
         ir.node("MixtureOfExperts_swiglu", [model.graph.inputs[0]], domain="headport")
     )
     with pytest.raises(LoweringError, match=r"MixtureOfExperts_swiglu, which have no proved form"):
-        for rewrite in TARGETS["ort-cuda"].passes(model):
+        for rewrite in TARGETS["ort-cuda"].passes(model, CONTEXT):
             rewrite(model)
     assert not (tmp_path / "b").exists()
 

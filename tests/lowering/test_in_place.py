@@ -8,11 +8,11 @@ import pytest
 from headport.errors import LoweringError
 from headport.lowering.in_place import add_step_inputs, drop_growing_inputs, graph_input
 from headport.lowering.targets import TARGETS
-from tests.lowering.backbones import Layer, attention_backbone
+from tests.lowering.backbones import CONTEXT, Layer, attention_backbone
 
 
 def _lower(model: ir.Model) -> ir.Model:
-    for rewrite in TARGETS["ort-cpu"].backbone:
+    for rewrite in TARGETS["ort-cpu"].passes(model, CONTEXT):
         rewrite(model)
     return model
 

@@ -204,6 +204,10 @@ def _lower(model: ir.Model, layer: _Layer, kernel: AttentionKernel) -> None:
     y, present_key, present_value = emit.ops(
         _OPERATOR, inputs, ("y", "present_key", "present_value"), domain=CONTRIB, **attributes
     )
+    rows = given["q"].shape
+    assert rows is not None
+    y.shape = ir.Shape([rows[0], rows[2], layer.heads * layer.size])
+    y.type = given["q"].type
     y = emit.op("Reshape", [y, emit.ints(0, 0, layer.heads, layer.size)], "y_heads")
     if layer.size != layer.value_size:
         cut = [emit.ints(0), emit.ints(layer.value_size), emit.ints(3)]
@@ -216,10 +220,16 @@ def _lower(model: ir.Model, layer: _Layer, kernel: AttentionKernel) -> None:
 
 def _rows(emit: Emitter, value: ir.Value, name: str, missing: int) -> ir.Value:
     # [B, heads, T, D] → [B, T, heads · size], each head filled up with zeros.
+    shape, kind = value.shape, value.type
     if missing:
         # All axes are named by place: ONNX Runtime 1.32 moves a Transpose across a Pad that lists
         # its axes without adapting the list, and then fails.
         pads = emit.ints(0, 0, 0, 0, 0, 0, 0, missing)
         value = emit.op("Pad", [value, pads], f"{name}_padded")
     swapped = emit.op("Transpose", [value], f"{name}_rows", perm=[0, 2, 1, 3])
-    return emit.op("Reshape", [swapped, emit.ints(0, 0, -1)], f"{name}_flat")
+    flat = emit.op("Reshape", [swapped, emit.ints(0, 0, -1)], f"{name}_flat")
+    assert shape is not None
+    batch, heads, sequence, size = shape
+    flat.type = kind
+    flat.shape = ir.Shape([batch, sequence, heads * (size + missing)])
+    return flat

@@ -69,6 +69,7 @@ def lower(options: Options) -> Bundle:
         matches = _apply(target, source.manifest, models)
         record, products = source.manifest.backbone_quantization, None
         if record is None or not record.matrices:  # an embedding alone is looked up as before
+            matches += _pack(target, _backbone(source.manifest, models))
             manifest = rewrite_bundle(source, models, draft.path)
             preview = draft.preview(_lowered(manifest, models, target))
             parity = check_parity(source, preview, windows, settings)
@@ -79,6 +80,7 @@ def lower(options: Options) -> Bundle:
                 unlowered = Bundle(Path(folder), _lowered(manifest, models, target))
                 parity = check_parity(source, unlowered, windows, settings)
                 matches += lower_products(_backbone(manifest, models), record, target.name)
+                matches += _pack(target, _backbone(manifest, models))
                 manifest = rewrite_bundle(source, models, draft.path)
                 preview = draft.preview(_lowered(manifest, models, target))
                 products = check_product_parity(source, unlowered, preview, settings)
@@ -114,12 +116,16 @@ def _backbone(manifest: Manifest, models: dict[str, ir.Model]) -> ir.Model:
 def _apply(target: Target, manifest: Manifest, models: dict[str, ir.Model]) -> list[Match]:
     matches: list[Match] = []
     backbone = _backbone(manifest, models)
-    for rewrite in target.passes(backbone):
+    for rewrite in target.passes(backbone, manifest.model.max_context):
         matches += rewrite(backbone)
     for name, head in manifest.heads.items():
         for rewrite_head in target.head:
             matches += rewrite_head(models[head.graph], head, name)
     return matches
+
+
+def _pack(target: Target, backbone: ir.Model) -> list[Match]:
+    return [match for rewrite in target.packing for match in rewrite(backbone)]
 
 
 def _lowered(manifest: Manifest, models: dict[str, ir.Model], target: Target) -> Manifest:

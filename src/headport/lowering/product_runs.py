@@ -21,6 +21,7 @@ from headport.bundle import Bundle
 from headport.cache_ports import is_past, is_state
 from headport.errors import ParityError
 from headport.lowering.matrices import find_products
+from headport.lowering.siblings import OUTPUTS, PARTS
 from headport.session import SessionSettings, open_session
 
 __all__ = [
@@ -48,6 +49,7 @@ class WrittenProduct:
     name: str  # of the matrix
     node: ir.Node  # Gemm or MatMulNBits
     size: tuple[int, int]  # N, K
+    start: int = 0  # where its outputs begin, in a product that computes several
 
     @property
     def x(self) -> ir.Value:
@@ -58,8 +60,12 @@ class WrittenProduct:
 
     @property
     def y(self) -> ir.Value:
-        """Output, float [..., N]."""
+        """Output, float [..., ≥ N]."""
         return self.node.outputs[0]
+
+    def own(self, found: Float64) -> Float64:
+        """Its columns of the output, [rows, N]."""
+        return found[:, self.start : self.start + self.size[0]]
 
 
 @dataclass(frozen=True)
@@ -83,12 +89,18 @@ def written_products(model: ir.Model) -> list[WrittenProduct]:
             N, K = (int(d) for d in shape.numpy())
             found.append(WrittenProduct(product.name, node, (N, K)))
         elif node.op_type == "MatMulNBits" and node.inputs[1] is not None:
-            name = (node.inputs[1].name or "").removesuffix(_PACKED)
-            for suffix in _SUFFIXES:
-                name = name.removesuffix(suffix)
-            size = (node.attributes["N"].as_int(), node.attributes["K"].as_int())
-            found.append(WrittenProduct(name, node, size))
+            found += _written(node, (node.inputs[1].name or "").split(PARTS))
     return found
+
+
+def _written(node: ir.Node, weights: Sequence[str]) -> Iterator[WrittenProduct]:
+    N, K = node.attributes["N"].as_int(), node.attributes["K"].as_int()
+    counts = [int(n) for n in node.metadata_props.get(OUTPUTS, str(N)).split()]
+    for index, (weight, count) in enumerate(zip(weights, counts, strict=True)):
+        name = weight.removesuffix(_PACKED)
+        for suffix in _SUFFIXES:
+            name = name.removesuffix(suffix)
+        yield WrittenProduct(name, node, (count, K), sum(counts[:index]))
 
 
 def _backbone(bundle: Bundle) -> tuple[str, Path]:
@@ -130,15 +142,17 @@ def run_alone(
     for product in products:
         product.node.replace_input_with(0, inputs[product.size[1]])
         product.y.type = ir.TensorType(ir.DataType.FLOAT)
-        product.y.shape = ir.Shape(["rows", product.size[0]])
+        product.y.shape = None
     graph.inputs[:] = list(inputs.values())
-    graph.outputs[:] = [p.y for p in products]
+    graph.outputs[:] = list({id(p.y): p.y for p in products}.values())
     common_passes.RemoveUnusedNodesPass()(model)
     feeds = {f"rows_{K}": rows[K] for K in inputs}
     with _opened(bundle, model, settings) as session:
         found = session.run(feeds)
     return [
-        Observed(p.name, rows[p.size[1]].astype(np.float64), found[p.y.name or ""].astype(float))
+        Observed(
+            p.name, rows[p.size[1]].astype(np.float64), p.own(found[p.y.name or ""].astype(float))
+        )
         for p in products
     ]
 
@@ -155,7 +169,10 @@ def run_real(bundle: Bundle, settings: SessionSettings | None = None) -> list[Ob
     feeds = _prompt(model.graph.inputs, bundle.manifest.vocabulary.size, _tokens(bundle))
     with _opened(bundle, model, settings) as session:
         found = session.run(feeds)
-    return [Observed(p.name, *(_rows(found[v.name or ""]) for v in (p.x, p.y))) for p in products]
+    return [
+        Observed(p.name, _rows(found[p.x.name or ""]), p.own(_rows(found[p.y.name or ""])))
+        for p in products
+    ]
 
 
 def run_lookup(

@@ -10,6 +10,7 @@ from typing import Literal
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
+from headport.cache_ports import cache_slots
 from headport.errors import LoweringError
 from headport.lowering.attention import (
     CPU_KERNEL,
@@ -27,17 +28,29 @@ from headport.lowering.in_place import (
     add_step_inputs,
     drop_growing_inputs,
 )
+from headport.lowering.layouts import straighten
 from headport.lowering.match import Match
+from headport.lowering.packed_qkv import pack_qkv
 from headport.lowering.positions import lower_positions
 from headport.lowering.reshapes import fix_reshapes
+from headport.lowering.rotary import rotate_inside
+from headport.lowering.siblings import pack_siblings
+from headport.lowering.skip_norms import fuse_skip_norms
 from headport.lowering.states import lower_states
 from headport.manifest import Head
 
-__all__ = ["TARGETS", "Target"]
+__all__ = ["TARGETS", "Sized", "Target"]
 
 
 BackbonePass = Callable[[ir.Model], list[Match]]
 HeadPass = Callable[[ir.Model, Head, str], list[Match]]
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A pass that needs to know how many slots a cache may have."""
+
+    rewrite: Callable[[ir.Model, int], list[Match]]
 
 
 @dataclass(frozen=True)
@@ -46,14 +59,21 @@ class Target:
 
     name: Literal["ort-cpu", "ort-cuda"]
     kernel: AttentionKernel
-    backbone: tuple[BackbonePass, ...]
+    backbone: tuple[BackbonePass | Sized, ...]
     head: tuple[HeadPass, ...]
+    packing: tuple[BackbonePass, ...] = ()  # last of all, when every product has its kernel
     growing: tuple[BackbonePass, ...] = ()  # in place of `backbone` where caches go on growing
     activations: str | None = None  # what an INT8 head does to them; None: as it was quantised
 
-    def passes(self, backbone: ir.Model) -> tuple[BackbonePass, ...]:
-        """The passes of this backbone."""
-        return self.growing if _stays_growing(backbone, self.kernel) else self.backbone
+    def passes(self, backbone: ir.Model, max_context: int) -> tuple[BackbonePass, ...]:
+        """The passes of this backbone, but for packing."""
+        if _stays_growing(backbone, self.kernel):
+            return self.growing
+        slots = cache_slots(max_context)
+        return tuple(
+            partial(each.rewrite, slots=slots) if isinstance(each, Sized) else each
+            for each in self.backbone
+        )
 
 
 def _stays_growing(model: ir.Model, kernel: AttentionKernel) -> bool:
@@ -102,10 +122,14 @@ TARGETS = {
             lower_positions,
             lower_states,
             lower_attention,
+            Sized(rotate_inside),
+            straighten,
+            fuse_skip_norms,
             lower_experts,
             _remove_unused,
             drop_growing_inputs,
         ),
+        packing=(pack_siblings, pack_qkv),
         head=(lower_head,),
     ),
     "ort-cuda": Target(
