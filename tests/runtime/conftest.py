@@ -44,6 +44,9 @@ class TableCache:
         self.capacity = capacity
         self.lengths = np.zeros(batch_size, np.int64)
 
+    def reorder(self, source_rows: np.ndarray) -> None:
+        self.lengths = self.lengths[source_rows]
+
 
 class TableRunner:
     """Logits after a token are `table[token] * (1 + position / 100)`; rows know nothing of others.
@@ -72,6 +75,9 @@ class TableRunner:
         hidden = np.stack([token_ids, positions], axis=-1).astype(np.float32)
         hidden[np.arange(token_ids.shape[1]) >= lengths[:, None]] = np.nan  # unspecified entries
         return hidden
+
+    def reorder(self, cache: Any, source_rows: np.ndarray) -> None:
+        cache.reorder(source_rows)
 
     def full_logits(self, hidden_states: np.ndarray, name: str = "lm") -> np.ndarray:
         assert name == "lm"
