@@ -38,6 +38,7 @@ class Row:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Choice] = field(default_factory=list)  # one per token, where asked for
     finish_reason: FinishReason | None = None
+    score: float | None = None  # of a beam
 
     @property
     def step(self) -> int:

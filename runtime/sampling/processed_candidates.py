@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.runtime.sampling.candidates import CandidateRow
-from headport.runtime.sampling.processors import PROCESSORS, apply_processors, columns_of
+from headport.runtime.sampling.processors import PROCESSORS, apply_processors, columns_of, overruled
 from headport.runtime.sampling.settings import Context, Sampling
 
 __all__ = ["Plan", "plan_row", "process_row", "steer"]
@@ -45,13 +45,11 @@ def plan_row(ids: Int64, sampling: Sampling, context: Context) -> Plan | None:
         sampling: How the token is chosen; at least one processor acts, none is the caller's own.
         context: The row's past.
     """
+    if overruled(ids, sampling, context):
+        return None  # what is allowed was banned before: its scores are no longer the model's
     alive = apply_processors(np.zeros(len(ids)), ids, sampling, context) > -np.inf
-    before = alive
-    if sampling.allowed is not None:
-        others = replace(sampling, allowed=None)
-        before = apply_processors(np.zeros(len(ids)), ids, others, context) > -np.inf
-    if (alive & ~before).any() or not alive.any():
-        return None  # all that is allowed was banned before: scores are no longer the model's
+    if not alive.any():
+        return None
     acting = (processor for processor in PROCESSORS if processor.acts(sampling))
     lifted = [i for processor in acting for i in processor.lifts(sampling, context)]
     columns = columns_of(ids, lifted)

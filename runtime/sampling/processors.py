@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,14 @@ import numpy.typing as npt
 from headport.errors import HeadportError, RequestError
 from headport.runtime.sampling.settings import Context, Sampling
 
-__all__ = ["PROCESSORS", "Processor", "allowed_columns", "apply_processors", "columns_of"]
+__all__ = [
+    "PROCESSORS",
+    "Processor",
+    "allowed_columns",
+    "apply_processors",
+    "columns_of",
+    "overruled",
+]
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -235,6 +243,20 @@ PROCESSORS: tuple[Processor, ...] = (
     Processor("begin_suppress_tokens", lambda s: bool(s.begin_suppress_tokens), ban_at_begin),
     Processor("process_scores", lambda s: s.process_scores is not None, ask_caller),
 )
+
+
+def overruled(ids: Int64, sampling: Sampling, context: Context) -> bool:
+    """Whether all that `allowed` leaves is banned by the rules before it, which then do not hold.
+
+    Bans do not depend on scores, so none are needed.
+    """
+    if sampling.allowed is None:
+        return False
+    scores = np.zeros(len(ids))
+    for processor in takewhile(lambda each: each.name != "allowed", PROCESSORS):
+        if processor.acts(sampling):
+            scores = processor.apply(scores, ids, sampling, context)
+    return not (scores[allowed_columns(ids, sampling, context)] > -np.inf).any()
 
 
 def apply_processors(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
