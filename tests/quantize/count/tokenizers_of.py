@@ -126,6 +126,6 @@ FAMILIES: dict[str, Callable[[], Tokenizer]] = {
     "unigram, normalised": lambda: unigram("always", normalizers.NFKC()),
     "llama 2": marked_merges,
     "tokens that reach": lambda: with_tokens(
-        byte_level, AddedToken("<mask>", lstrip=True), AddedToken("  ", normalized=False)
+        byte_level, AddedToken("<mask>", rstrip=True), AddedToken("  ", normalized=False)
     ),
 }
