@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import onnx_ir as ir
 import torch
@@ -233,6 +234,7 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape | StateShape, ...]) -> i
                 states_in_modules(model),
                 adapted(model),
                 one_op_per_layer(model),
+                mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True),
             ):
                 program = torch.export.export(
                     module, arguments, dynamic_shapes=dynamic, strict=False

@@ -6,10 +6,13 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
+    DeduplicateInitializersPass,
+    InlinePass,
     LiftConstantsToInitializersPass,
     RemoveUnusedNodesPass,
 )
-from onnxscript.optimizer import fold_constants, optimize
+from onnxscript import rewriter
+from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter.onnx_fusions import fuse
 
 from headport.errors import ExportError
@@ -70,13 +73,29 @@ def _export(
     return exported.model
 
 
+# The optimiser's own rules but those with several ends, which search the whole graph at each start:
+# that grows with the square of the layers. All they do is to merge the halves of a rotation, which
+# becomes one operator anyway.
+_RULES = tuple(
+    rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule._target_pattern.has_single_output_node
+)
+
+
 def optimize_graph(model: ir.Model) -> None:
     """Merge, fold and fuse a translated graph, in place."""
-    # The exporter writes shape arithmetic once per layer; merging it first leaves the optimiser,
-    # whose time grows with the square of the graph, a fraction of its work.
+    InlinePass()(model)
+    # The exporter writes shape arithmetic once per layer; merged first, it is worked through once.
     CommonSubexpressionEliminationPass()(model)
-    optimize(model, num_iterations=1)
+    fold_constants(model, onnx_shape_inference=True)
+    rewriter.rewrite(model, _RULES)
+    _tidy(model)
     fold_constants(model)  # what the first round uncovered
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    RemoveUnusedNodesPass()(model)
+    _tidy(model)
     fuse(model)
+
+
+def _tidy(model: ir.Model) -> None:
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    DeduplicateInitializersPass()(model)
+    CommonSubexpressionEliminationPass()(model)
+    RemoveUnusedNodesPass()(model)
