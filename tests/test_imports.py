@@ -37,6 +37,12 @@ RULES = (
     rule("headport.graphs", f"{BASE} onnx_ir", "headport", ROOM_NAMES),
     rule("headport.lowering", f"{BASE} onnx_ir", "headport", ROOM_NAMES),
     rule("headport.merge", f"{BASE} onnx_ir", "headport", ROOM_NAMES),
+    rule(  # ranges are measured on texts, which are tokenised as the runtime does it
+        "headport.lint",
+        f"{BASE} onnx_ir",
+        "headport",
+        ("headport.export", "headport.quantize", "headport.validate"),
+    ),
     rule(
         "headport.export",
         f"{BASE} torch transformers onnx onnx_ir onnxscript tokenizers gguf accelerate",
@@ -61,12 +67,19 @@ RULES = (
         "headport",
         ("headport.export", "headport.runtime", "headport.validate"),
     ),
+    rule(  # it lowers and merges what it builds plans of; backends are imported by name
+        "headport.runtime.engine",
+        BASE,
+        "headport",
+        ("headport.export", "headport.quantize", "headport.validate"),
+    ),
     rule(
         "headport.runtime",
         f"{BASE} tokenizers jinja2",
         "headport",
         ("headport.export", "headport.quantize", "headport.validate", *GRAPH_CODE),
     ),
+    rule("headport.validate.boundaries", f"{BASE} onnx_ir", "headport"),  # copies of graphs
     rule("headport.validate", f"{BASE} torch transformers tokenizers", "headport"),
     rule("headport", BASE, "headport", ROOM_NAMES),
 )

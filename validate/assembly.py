@@ -17,7 +17,7 @@ from headport.validate.candidate import CHUNK_TOKENS, Candidate
 from headport.validate.certainty import CONFIDENCE, bootstrap
 from headport.validate.comparison import RARE_SHARE, Comparison, Material
 from headport.validate.documents import EARLY_POSITIONS, MIN_DOCUMENT_TOKENS
-from headport.validate.evidence import Attribution, NoiseFloor, SamplerParity, Verdict
+from headport.validate.evidence import Attribution, Bisection, NoiseFloor, SamplerParity, Verdict
 from headport.validate.facts import candidate_facts, machine_facts
 from headport.validate.figures import figures
 from headport.validate.gates import DEFAULT_GATES, GateRule, Judged, decide, evaluate
@@ -68,6 +68,7 @@ class Evidence:
     """What explains the figures; each part is optional."""
 
     attribution: Attribution | None = None
+    bisection: Bisection | None = None
     noise_floor: NoiseFloor | None = None
     sampler: SamplerParity | None = None
     seconds: float = 0.0
@@ -121,6 +122,7 @@ def assemble_report(
         by_document=tuple(_by_document(found)),
         flips=comparison.flips.flips(names, candidate.tokens.decode),
         attribution=evidence.attribution,
+        bisection=evidence.bisection,
         noise_floor=evidence.noise_floor,
         sampler=evidence.sampler,
         worst=comparison.worst.positions(

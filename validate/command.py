@@ -18,6 +18,7 @@ from headport.session import SessionSettings, usable_cpus
 from headport.validate.assembly import Evidence, Findings, Settings, assemble_report
 from headport.validate.attribution import attribute, noise_floor, sampled_jobs
 from headport.validate.baseline import read_baseline
+from headport.validate.bisection import MAX_WINDOWS, bisect
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import Material, check_ids, compare, jobs_of, prepare
 from headport.validate.documents import Text, read_texts
@@ -28,7 +29,7 @@ from headport.validate.reference_process import ReferenceProcess
 from headport.validate.report import ReferenceFacts, Report
 from headport.validate.sampler_parity import sampler_parity
 from headport.validate.sides import ReferenceSide
-from headport.validate.store import StoredReference, is_store
+from headport.validate.store import PREFIX_TOKENS, StoredReference, is_store
 from headport.validate.terminal import render_terminal
 from headport.validate.webpage import render_webpage
 
@@ -86,6 +87,9 @@ class Options(OptionRecord, frozen=True):
     unquantised: Annotated[
         Path | None, option("the bundle before quantisation: a midpoint of the split")
     ] = None
+    bisect: Annotated[
+        bool, option("find the layer of the backbone that first leaves the reference")
+    ] = False
     sampler: Annotated[
         bool, option("hold the runtimes' samplers against transformers' on shared noise")
     ] = False
@@ -190,10 +194,22 @@ def _midpoint(path: Path, bundle: Bundle) -> Bundle:
     return found
 
 
+_NEEDS_THE_MODEL = {
+    "sampler": "samplers are held against transformers itself",
+    "bisect": "states between layers are not stored",
+}
+
+
 def _as_stored(options: Options, stored: StoredReference) -> Options:
     """The options with those of the store, which nobody may contradict."""
     if options.text:
         raise UsageError(f"--text: {stored.path} brings its own texts; leave the option out")
+    for name, reason in _NEEDS_THE_MODEL.items():
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name}: {reason}; pass the checkpoint instead of the stored reference "
+                f"{stored.path}"
+            )
     store = stored.store
     fixed: dict[str, Any] = {
         "window": store.window,
@@ -268,10 +284,13 @@ def _evidence(
     midpoint = None
     if task.midpoint is not None:
         midpoint = Candidate(task.midpoint, candidate.settings.threads, candidate.settings)
-    attribution = floor = sampler = None
+    attribution = bisection = floor = sampler = None
     if options.attribution_tokens:
         jobs = sampled_jobs(materials, window, options.overlap, options.attribution_tokens)
         attribution = attribute(jobs, candidate, reference, midpoint)
+    if options.bisect:
+        jobs = sampled_jobs(materials, window, options.overlap, MAX_WINDOWS * PREFIX_TOKENS)
+        bisection = bisect(jobs, task.bundle, candidate.settings, reference)
     if isinstance(reference, StoredReference):
         floor = reference.store.noise_floor
     elif options.noise_floor_tokens:
@@ -281,7 +300,7 @@ def _evidence(
         jobs = list(jobs_of(materials, window, options.overlap))
         sampler = sampler_parity(jobs, reference)
     seconds = time.perf_counter() - started
-    return Evidence(attribution, floor, sampler, seconds=seconds)
+    return Evidence(attribution, bisection, floor, sampler, seconds=seconds)
 
 
 _LEAST = {

@@ -9,6 +9,8 @@ import msgspec
 __all__ = [
     "AttributedPart",
     "Attribution",
+    "BisectedStage",
+    "Bisection",
     "Flip",
     "Flips",
     "NoiseFloor",
@@ -81,6 +83,29 @@ class NoiseFloor(Record, frozen=True):
     top1_agreement: float
     max_abs_logit_error: float
     perplexity_ratio: float
+
+
+class BisectedStage(Record, frozen=True):
+    """One stage of the backbone: the embedding, a layer, the final norm.
+
+    Errors are RMS over the state, as a share of what they are compared with, mean over positions.
+    """
+
+    stage: str
+    error: float  # of the state behind it in the whole run, as a share of that state
+    own_error: float  # fed the reference's own state, as a share of what the stage adds to it
+    noise: float  # what rounding explains of `own_error`
+    limit: float  # above it the stage counts as leaving the reference
+
+
+class Bisection(Record, frozen=True):
+    """Which stage of the backbone first leaves the reference by more than the noise."""
+
+    tokens: int
+    noise: str  # what the noise was taken from
+    stages: tuple[BisectedStage, ...]
+    first: str | None  # None: no stage does
+    finding: str  # one sentence
 
 
 class SamplerCase(Record, frozen=True):

@@ -9,9 +9,10 @@ __all__ = ["evidence_sections"]
 
 
 def evidence_sections(report: Report) -> tuple[Section, ...]:
-    """Attribution, noise floor, flips, samplers, in reading order."""
+    """Attribution, bisection, noise floor, flips, samplers, in reading order."""
     return (
         _attribution(report),
+        _bisection(report),
         _noise_floor(report),
         _flips(report),
         _sampler(report),
@@ -36,6 +37,28 @@ def _attribution(report: Report) -> Section:
                 part.measured,
             )
             for part in found.parts
+        ),
+    )
+
+
+def _bisection(report: Report) -> Section:
+    found = report.bisection
+    columns = ("stage", "error behind it", "its own error", "noise", "limit", "leaves")
+    if found is None:
+        return Section("Stages of the backbone", columns, ())
+    return Section(
+        f"Stages of the backbone ({found.tokens} tokens; noise: {found.noise}): {found.finding}",
+        columns,
+        tuple(
+            (
+                stage.stage,
+                f"{stage.error:.2e}",
+                f"{stage.own_error:.2e}",
+                f"{stage.noise:.2e}",
+                f"{stage.limit:.2e}",
+                "no" if stage.own_error <= stage.limit else "yes",
+            )
+            for stage in found.stages
         ),
     )
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from headport.validate.reference import Reference
 from headport.validate.reference_process import ScoredBlock
-from headport.validate.wire import Continued, Draw, Drawn, Ready, Score
+from headport.validate.wire import Continued, Draw, Drawn, Layers, Ready, Score
 
 __all__ = ["LocalReference"]
 
@@ -61,3 +61,8 @@ class LocalReference:
     def draw(self, request: Draw) -> tuple[Drawn, Float32]:
         """Tokens drawn by the reference's sampler, and the logits [V] they were drawn from."""
         return self.inner.draw(request)
+
+    def layer_states(self, token_ids: Int64, *, other_path: bool = False) -> Float32 | None:
+        """The states between layers [stages, T, H]; None: the model has no such."""
+        _, arrays = self.inner.layers(Layers(tuple(token_ids.tolist()), other_path))
+        return arrays[0] if arrays else None

@@ -26,6 +26,7 @@ from headport.export.checkpoint import (
     load_model,
     load_tokenizer,
 )
+from headport.validate.layers import LayerWatch
 from headport.validate.other_path import OtherPath
 from headport.validate.reference_sampler import distribution, draw
 from headport.validate.report import ReferenceFacts
@@ -38,6 +39,8 @@ from headport.validate.wire import (
     Encode,
     Encoded,
     Failure,
+    Layered,
+    Layers,
     Ready,
     Request,
     Score,
@@ -190,6 +193,22 @@ class Reference:
         answer = Scored(len(logits), logits.shape[1], size, tuple(bound.tolist()), seconds)
         return answer, (logits,) if hidden is None else (hidden, logits)
 
+    def layers(self, request: Layers) -> tuple[Layered, tuple[Float32, ...]]:
+        """The announcement, and the states between layers [stages, T, H] if there are such."""
+        token_ids = torch.tensor([request.token_ids])
+
+        def run() -> None:
+            with torch.inference_mode():
+                if request.other_path:
+                    self._other.logits(token_ids)
+                else:
+                    self.model(input_ids=token_ids, use_cache=False)
+
+        states = LayerWatch(self.model).states(run)
+        if states is None:
+            return Layered(0, 0, 0), ()
+        return Layered(*states.shape), (states,)
+
     def draw(self, request: Draw) -> tuple[Drawn, Float32]:
         """Tokens drawn from the logits after the request's tokens, and these logits [V]."""
         with torch.inference_mode():
@@ -269,6 +288,8 @@ def _answer(reference: Reference, request: Request, writer: _Writer) -> None:
     match request:
         case Score():
             writer.put(*reference.score(request))
+        case Layers():
+            writer.put(*reference.layers(request))
         case Encode(texts):
             writer.put(reference.encode(texts))
         case Draw():

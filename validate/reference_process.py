@@ -27,6 +27,8 @@ from headport.validate.wire import (
     Encode,
     Encoded,
     Failure,
+    Layered,
+    Layers,
     Ready,
     Request,
     Score,
@@ -170,6 +172,16 @@ class ReferenceProcess:
         logits = np.empty(answer.vocab_size, "<f4")
         self._fill(logits.data.cast("B"))
         return answer, logits
+
+    def layer_states(self, token_ids: Int64, *, other_path: bool = False) -> Float32 | None:
+        """The states between layers [stages, T, H], see `layers.LayerWatch`; None: no such."""
+        self._send(Layers(tuple(token_ids.tolist()), other_path))
+        answer = self._receive(Layered)
+        states = np.empty((answer.stages, answer.rows, answer.hidden_size), "<f4")
+        if not answer.stages:
+            return None
+        self._fill(states.data.cast("B"))
+        return states
 
     def _send(self, request: Request) -> None:
         assert self._process.stdin is not None

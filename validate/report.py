@@ -12,6 +12,7 @@ import msgspec
 
 from headport.validate.evidence import (
     Attribution,
+    Bisection,
     Flips,
     NoiseFloor,
     Record,
@@ -40,7 +41,7 @@ __all__ = [
     "report_schema",
 ]
 
-REPORT_SCHEMA_VERSION: Final = 2
+REPORT_SCHEMA_VERSION: Final = 3
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
 
@@ -234,7 +235,7 @@ class Timing(Record, frozen=True):
     metrics: float
     total: float  # scoring, loading excluded
     greedy: float
-    extra: float  # noise floor, attribution, samplers
+    extra: float  # noise floor, attribution, bisection, samplers
 
 
 class Position(Record, frozen=True):
@@ -304,7 +305,7 @@ class DocumentSummary(Record, frozen=True):
 class Report(Record, frozen=True):
     """The outcome of one validation."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     verdict: Verdict
     date: str  # UTC, ISO 8601
     headport: str
@@ -322,6 +323,7 @@ class Report(Record, frozen=True):
     by_document: tuple[DocumentSummary, ...]
     flips: Flips
     attribution: Attribution | None
+    bisection: Bisection | None
     noise_floor: NoiseFloor | None
     sampler: SamplerParity | None
     worst: tuple[Position, ...]

@@ -64,3 +64,7 @@ class ReferenceSide(Protocol):
     def draw(self, request: Draw) -> tuple[Drawn, Float32]:
         """Tokens drawn by the reference's sampler, and the logits [V] they were drawn from."""
         ...
+
+    def layer_states(self, token_ids: Int64, *, other_path: bool = False) -> Float32 | None:
+        """The states between layers [stages, T, H] of tokens [T]; None: the model has no such."""
+        ...

@@ -260,6 +260,14 @@ class StoredReference:
             "instead of a stored reference for --sampler"
         )
 
+    def layer_states(self, token_ids: Int64, *, other_path: bool = False) -> Float32 | None:
+        """Always refused: what lies between the layers is not stored."""
+        del token_ids, other_path
+        raise UsageError(
+            f"{self.path}: states between layers are not stored; pass the checkpoint instead of a "
+            "stored reference for --bisect"
+        )
+
 
 def _read(path: Path) -> Store:
     try:

@@ -17,6 +17,7 @@ _SHOWN = (
     "Against",
     "Figures",
     "Where",
+    "Stages",
     "Reference against",
     "Samplers",
     "Greedy runs",

@@ -1,8 +1,9 @@
 """What the validating process and its reference process say to each other.
 
 Each message is one JSON line. `Scored` is followed by what goes into the head, rows · hidden_size
-float32, then by its logits, rows · vocab_size float32, both little-endian. The reference process
-imports this file, so it imports no graph or runtime code.
+float32, then by its logits, rows · vocab_size float32, both little-endian; `Layered` by its
+states, stages · rows · hidden_size float32. The reference process imports this file, so it imports
+no graph or runtime code.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ __all__ = [
     "Encode",
     "Encoded",
     "Failure",
+    "Layered",
+    "Layers",
     "Ready",
     "Request",
     "SamplingCase",
@@ -67,6 +70,13 @@ class SamplingCase(msgspec.Struct, frozen=True):
     min_p: float = 0.0
 
 
+class Layers(_Message, frozen=True, tag="layers"):
+    """Ask for the states between the layers, of tokens that start a context of their own."""
+
+    token_ids: tuple[int, ...]
+    other_path: bool = False
+
+
 class Draw(_Message, frozen=True, tag="draw"):
     """Ask for tokens drawn from the logits after these tokens."""
 
@@ -101,6 +111,14 @@ class Scored(_Message, frozen=True, tag="scored"):
     seconds: float  # of the forward pass
 
 
+class Layered(_Message, frozen=True, tag="layered"):
+    """Announces states [stages, rows, hidden_size]: see `layers.LayerWatch`; 0 stages: none."""
+
+    stages: int
+    rows: int
+    hidden_size: int
+
+
 class Continued(_Message, frozen=True, tag="continued"):
     """Greedy tokens of each prompt; per step, best minus second-best logit and near-tie bound."""
 
@@ -125,8 +143,8 @@ class Failure(_Message, frozen=True, tag="failure"):
     message: str
 
 
-Request = Encode | Score | ContinueGreedily | Draw
-Answer = Ready | Encoded | Scored | Continued | Drawn | Failure
+Request = Encode | Score | Layers | ContinueGreedily | Draw
+Answer = Ready | Encoded | Scored | Layered | Continued | Drawn | Failure
 
 _ENCODER = msgspec.json.Encoder()
 _REQUESTS = msgspec.json.Decoder(Request)

@@ -9,6 +9,8 @@ import msgspec
 from headport.validate.evidence import (
     AttributedPart,
     Attribution,
+    BisectedStage,
+    Bisection,
     Flip,
     Flips,
     NoiseFloor,
@@ -96,6 +98,15 @@ def evidence(name: str, text: str) -> dict[str, Any]:
             positions=42, near_ties=0, by_noise=1, unexplained=0, noise_factor=6, widest=(flip,)
         ),
         "attribution": Attribution(tokens=42, parts=(part,), largest="head", finding="the head"),
+        "bisection": Bisection(
+            tokens=42,
+            noise="rounding",
+            stages=(
+                BisectedStage(stage="layer 0", error=1e-3, own_error=1e-3, noise=1e-5, limit=1e-4),
+            ),
+            first="layer 0",
+            finding="layer 0 is the first",
+        ),
         "noise_floor": NoiseFloor(
             path="eager",
             tokens=42,
@@ -152,7 +163,7 @@ def report(name: str = "prose", text: str = "the head", **changes: Any) -> Repor
         reference_margin=0.01,
     )
     made = Report(
-        schema_version=2,
+        schema_version=3,
         verdict="passed",
         date="2026-01-01T00:00:00+00:00",
         headport="0.1.0",

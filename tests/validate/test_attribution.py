@@ -17,7 +17,7 @@ from headport.validate.documents import read_texts
 from headport.validate.reference_sampler import philox_blocks
 from headport.validate.wire import Ready
 from tests.runtime.philox import philox4x64
-from tests.validate.test_planted_faults import weight
+from tests.validate.planted.row import weight
 
 
 @pytest.fixture(scope="module")

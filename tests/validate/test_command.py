@@ -96,6 +96,7 @@ def test_midpoint_sampler_records_and_baseline_in_one_run(
         overlap=3,
         window=32,
         sampler=True,
+        bisect=True,
         unquantised=tiny_bundle,
         ignore_ids=(0,),
     )
@@ -103,6 +104,8 @@ def test_midpoint_sampler_records_and_baseline_in_one_run(
     assert first.verdict == "passed" and first.regressions == ()
     assert first.sampler is not None and first.sampler.verdict == "passed"
     assert first.attribution is not None and len(first.attribution.parts) == 4
+    assert first.bisection is not None and first.bisection.first is None
+    assert [stage.stage for stage in first.bisection.stages][1:3] == ["layer 0", "layer 1"]
     assert first.slices[2].documents == 6 and first.protocol.weights.startswith("by the weight")
     file = tmp_path / "first.json"
     file.write_bytes(msgspec.json.encode(first))

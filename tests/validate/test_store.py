@@ -121,6 +121,7 @@ def test_scale_bias_and_softcap_are_applied() -> None:
         ({"text": (Path("a.txt"),)}, "brings its own texts"),
         ({"greedy_tokens": 7}, "no greedy runs of 7 tokens are stored"),
         ({"sampler": True}, "pass the checkpoint"),
+        ({"bisect": True}, "states between layers are not stored"),
     ],
 )
 def test_what_the_store_cannot_answer_is_refused(
