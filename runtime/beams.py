@@ -16,13 +16,14 @@ import numpy.typing as npt
 from headport.errors import RequestError
 from headport.runner import Cache, Runner
 from headport.runtime.row import Row
+from headport.runtime.sampling.allowed import ask_allowed
 from headport.runtime.sampling.beam_state import BeamState, Hypothesis
 from headport.runtime.sampling.choice import Choice
 from headport.runtime.sampling.chooser import Chooser
 from headport.runtime.sampling.filters import log_softmax
 from headport.runtime.sampling.processors import apply_processors, overruled
 from headport.runtime.sampling.sampler import faults
-from headport.runtime.sampling.settings import Context, ask_allowed
+from headport.runtime.sampling.settings import Context
 
 __all__ = ["BeamSearch"]
 

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from headport.errors import HeadportError
 from headport.runtime.row import Row
+from headport.runtime.sampling.allowed import ask_allowed
 from headport.runtime.sampling.choice import Choice
 from headport.runtime.sampling.noise import NoiseKey
 from headport.runtime.sampling.sampler import draw, likelihood, process
-from headport.runtime.sampling.settings import Context, Sampling, ask_allowed
+from headport.runtime.sampling.settings import Context, Sampling
 
 __all__ = ["Draw", "choose_from", "draw_of"]
 

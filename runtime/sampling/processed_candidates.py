@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.runtime.sampling.candidates import CandidateRow
-from headport.runtime.sampling.processors import PROCESSORS, apply_processors, columns_of, overruled
+from headport.runtime.sampling.columns import columns_of
+from headport.runtime.sampling.processors import PROCESSORS, apply_processors, overruled
 from headport.runtime.sampling.settings import Context, Sampling
 
 __all__ = ["Plan", "plan_row", "process_row", "steer"]

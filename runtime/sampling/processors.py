@@ -9,7 +9,7 @@ each column alone, so they hold for any part of a row as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -17,158 +17,27 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.errors import HeadportError, RequestError
+from headport.runtime.sampling.allowed import allowed_columns, keep_allowed
+from headport.runtime.sampling.bans import (
+    ban_at_begin,
+    ban_bad_words,
+    ban_early_ends,
+    ban_repeated_ngrams,
+    ban_suppressed,
+)
+from headport.runtime.sampling.columns import past_of
+from headport.runtime.sampling.penalties import (
+    bias_of,
+    bias_scores,
+    penalise_presence,
+    penalise_repetition,
+)
 from headport.runtime.sampling.settings import Context, Sampling
 
-__all__ = [
-    "PROCESSORS",
-    "Processor",
-    "allowed_columns",
-    "apply_processors",
-    "columns_of",
-    "overruled",
-]
+__all__ = ["PROCESSORS", "Processor", "apply_processors", "overruled"]
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-
-def columns_of(ids: Int64, wanted: Iterable[int]) -> Int64:
-    """Columns of those wanted ids that exist, each once, ascending."""
-    sought = np.unique(np.fromiter(wanted, np.int64))
-    places = np.minimum(np.searchsorted(ids, sought), len(ids) - 1)
-    found: Int64 = places[ids[places] == sought]
-    return found
-
-
-def _ban(scores: Float64, ids: Int64, banned: Iterable[int]) -> Float64:
-    found = scores.copy()
-    found[columns_of(ids, banned)] = -np.inf
-    return found
-
-
-def _ends_with(past: Sequence[int], words: Sequence[int]) -> bool:
-    return len(past) >= len(words) and list(past[len(past) - len(words) :]) == list(words)
-
-
-def _past(context: Context) -> list[int]:
-    return [*context.prompt_token_ids, *context.token_ids]
-
-
-def _bias_of(sampling: Sampling, context: Context) -> dict[int, float]:
-    """Id → what all sequences that it would complete add to it; a sequence given twice counts once.
-
-    The later of two equal sequences holds.
-    """
-    past, bias = _past(context), dict[int, float]()
-    for words, value in dict(sampling.logit_bias).items():
-        if _ends_with(past, words[:-1]):
-            bias[words[-1]] = bias.get(words[-1], 0.0) + value
-    return bias
-
-
-def bias_scores(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
-    """Add to the last id of each sequence whose other ids are the latest tokens."""
-    found = scores.copy()
-    for token_id, value in _bias_of(sampling, context).items():
-        found[columns_of(ids, (token_id,))] += value
-    return found
-
-
-def penalise_repetition(
-    scores: Float64, ids: Int64, sampling: Sampling, context: Context
-) -> Float64:
-    """Ids of prompt and reply, each once: score · p below zero, score / p else.
-
-    Source: Keskar et al. 2019, arXiv:1909.05858, with the sign rule of transformers.
-    """
-    found = scores.copy()
-    columns = columns_of(ids, _past(context))
-    old, p = found[columns], sampling.repetition_penalty
-    found[columns] = np.where(old < 0, old * p, old / p)
-    return found
-
-
-def penalise_presence(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
-    """Ids of the reply alone, c times in it: score - (c · frequency + presence).
-
-    Source: the OpenAI API reference, "Frequency and presence penalties"; only new tokens count.
-    """
-    found = scores.copy()
-    seen, counts = np.unique(np.array(context.token_ids, np.int64), return_counts=True)
-    columns = columns_of(ids, seen)
-    counts = counts[np.isin(seen, ids[columns])]
-    found[columns] -= counts * sampling.frequency_penalty + sampling.presence_penalty
-    return found
-
-
-def ban_repeated_ngrams(
-    scores: Float64, ids: Int64, sampling: Sampling, context: Context
-) -> Float64:
-    """Ban each id that would complete an n-gram which stands in prompt and reply already."""
-    size, past = sampling.no_repeat_ngram_size, np.array(_past(context), np.int64)
-    if len(past) < size:
-        return scores
-    windows = np.lib.stride_tricks.sliding_window_view(past, size)
-    same = (windows[:, :-1] == past[len(past) + 1 - size :]).all(axis=1)
-    return _ban(scores, ids, windows[same, -1])
-
-
-def ban_bad_words(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
-    """Ban the last id of each sequence whose other ids are the latest tokens.
-
-    A sequence that is an end token alone is left out.
-    """
-    past, ends = _past(context), {(token_id,) for token_id in context.eos_token_ids}
-    words = (w for w in sampling.bad_words if w not in ends and _ends_with(past, w[:-1]))
-    return _ban(scores, ids, [w[-1] for w in words])
-
-
-def ban_early_ends(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
-    """No end token below `min_length` tokens in all, nor below `min_new_tokens` new ones."""
-    new = len(context.token_ids)
-    early = new < sampling.min_new_tokens
-    early |= len(context.prompt_token_ids) + new < sampling.min_length
-    return _ban(scores, ids, context.eos_token_ids) if early else scores
-
-
-def allowed_columns(ids: Int64, sampling: Sampling, context: Context) -> Mask:
-    """Which columns `allowed` leaves; ids that do not exist are left out.
-
-    Raises:
-        RequestError: If a mask is not of the vocabulary's size.
-    """
-    assert sampling.allowed is not None
-    found = np.asarray(sampling.allowed(context))
-    if found.dtype == np.bool_:
-        if found.ndim != 1 or len(found) <= ids[-1]:
-            raise RequestError(
-                f"allowed: a mask over the vocabulary, bool [{int(ids[-1]) + 1}] or longer, was "
-                f"expected, bool {list(found.shape)} was given"
-            )
-        mask: Mask = found[ids]
-        return mask
-    mask = np.zeros(len(ids), np.bool_)
-    mask[columns_of(ids, found.astype(np.int64).ravel())] = True
-    return mask
-
-
-def keep_allowed(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
-    """Ban all that is not allowed. Where all that is allowed was banned before, that score is 0."""
-    allowed = allowed_columns(ids, sampling, context)
-    if not np.isfinite(scores[allowed]).any():
-        return np.where(allowed, 0.0, -np.inf)
-    return np.where(allowed, scores, -np.inf)
-
-
-def ban_suppressed(scores: Float64, ids: Int64, sampling: Sampling, _: Context) -> Float64:
-    """Ban ids at every step."""
-    return _ban(scores, ids, sampling.suppress_tokens)
-
-
-def ban_at_begin(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
-    """Ban ids as the first new token."""
-    return _ban(scores, ids, sampling.begin_suppress_tokens) if not context.token_ids else scores
 
 
 def ask_caller(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
@@ -217,13 +86,13 @@ PROCESSORS: tuple[Processor, ...] = (
         "logit_bias",
         lambda s: bool(s.logit_bias),
         bias_scores,
-        lambda s, c: (i for i, value in _bias_of(s, c).items() if value > 0),
+        lambda s, c: (i for i, value in bias_of(s, c).items() if value > 0),
     ),
     Processor(
         "repetition_penalty",
         lambda s: s.repetition_penalty != 1.0,
         penalise_repetition,
-        lambda s, c: _past(c) if s.repetition_penalty < 1.0 else (),
+        lambda s, c: past_of(c) if s.repetition_penalty < 1.0 else (),
     ),
     Processor(
         "presence_and_frequency_penalty",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-from headport.errors import HeadportError, RequestError
 
 __all__ = [
     "Allowed",
@@ -21,7 +19,6 @@ __all__ = [
     "FixedIds",
     "ProcessScores",
     "Sampling",
-    "ask_allowed",
     "read_bias",
 ]
 
@@ -113,30 +110,3 @@ def read_bias(value: Any) -> tuple[tuple[tuple[int, ...], float], ...]:
         ((int(words),) if isinstance(words, numbers.Integral) else tuple(map(int, words)), float(b))
         for words, b in pairs
     )
-
-
-def ask_allowed(sampling: Sampling, context: Context) -> Sampling:
-    """The same sampling with this step's allowed tokens in place of a callback: asked just once.
-
-    Raises:
-        RequestError: If the callback fails, or allows no token.
-    """
-    if sampling.allowed is None or isinstance(sampling.allowed, FixedIds):
-        return sampling
-    where = f"allowed: the callback of prompt {context.index}, step {len(context.token_ids)}"
-    try:
-        found = sampling.allowed(context)
-    except HeadportError:
-        raise
-    except Exception as error:  # the caller's code may raise anything
-        raise RequestError(f"{where} failed: {type(error).__name__}: {error}") from error
-    if found is None:
-        return replace(sampling, allowed=None)
-    ids = np.asarray(found)
-    if ids.dtype != np.bool_ and ids.size and ids.dtype.kind not in "iu":
-        raise RequestError(
-            f"{where} gave {ids.dtype}, token ids or a bool mask over the vocabulary were expected"
-        )
-    if not (ids.any() if ids.dtype == np.bool_ else ids.size):
-        raise RequestError(f"{where} allows no token; allow an end token where the text is done")
-    return replace(sampling, allowed=lambda _: ids)
