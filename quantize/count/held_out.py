@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
+from itertools import compress
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RULE", "held_out"]
+from headport.errors import UsageError
+
+__all__ = ["RULE", "HeldOutFile", "held_out"]
 
 RULE = "the first 8 bytes of blake2b(UTF-8 text), as a share of 2⁶⁴, are below the share"
 
@@ -27,3 +33,48 @@ def held_out(documents: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in documents]
     values = np.frombuffer(b"".join(digests), ">u8")
     return values < share * 2.0**64
+
+
+class HeldOutFile:
+    """Held-out documents as JSON lines, {"text": …}; hidden beside its place until it is complete.
+
+    Args:
+        path: Where it is to be.
+        size: Bytes that an earlier run counted as written; what follows them comes again.
+
+    Raises:
+        UsageError: If that run's file is gone.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._part = path.with_name(f".{path.name}.unfinished")
+        self._part.touch()
+        if self._part.stat().st_size < size:
+            raise UsageError(
+                f"{self._part}: {size} bytes of an unfinished count were expected, "
+                f"{self._part.stat().st_size} found; pass --force to count anew"
+            )
+        self._stream = self._part.open("r+b")
+        self._stream.truncate(size)
+        self._stream.seek(size)
+
+    def write(self, texts: Sequence[str], wanted: npt.NDArray[np.bool_]) -> None:
+        """Write the wanted ones of some documents."""
+        for text in compress(texts, wanted):
+            self._stream.write(msgspec.json.encode({"text": text}) + b"\n")
+
+    def sync(self) -> int:
+        """Bring all to the disk; returns its bytes."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        return self._stream.tell()
+
+    def place(self) -> None:
+        """Put the complete file into its place."""
+        self.sync()
+        self._part.replace(self._path)
+
+    def close(self) -> None:
+        """Close the file; what was written stays for the next run."""
+        self._stream.close()

@@ -205,7 +205,7 @@ def _replaces_spaces(normalizer: _Json | None) -> bool:
     if normalizer is None:
         return False
     last = normalizer["normalizers"][-1] if normalizer["type"] == "Sequence" else normalizer
-    return last["type"] == "Replace" and last["pattern"] == {"String": " "}
+    return bool(last["type"] == "Replace" and last["pattern"] == {"String": " "})
 
 
 def _splits_spaces_only(steps: list[_Json]) -> bool:
