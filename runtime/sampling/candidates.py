@@ -104,9 +104,12 @@ def decide(
 
 def _within_top_k(row: CandidateRow, sampling: Sampling, key: NoiseKey) -> int | None:
     """Once the k best and their ties are proved, no other token plays a part."""
-    if len(row.ids) < sampling.top_k:
-        return None
-    kept = row.logits >= row.logits[sampling.top_k - 1]
+    k = sampling.top_k
+    if len(row.ids) < k:
+        if row.cut > -np.inf:
+            return None
+        k = len(row.ids)  # there are no others
+    kept = row.logits >= row.logits[k - 1]
     if int(kept.sum()) > row.proved:
         return None
     order = np.argsort(row.ids[kept])

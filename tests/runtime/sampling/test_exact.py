@@ -36,6 +36,67 @@ def test_exact_tokens_are_those_of_all_logits(make, options, doubt):
         assert stats.fallbacks == 40
 
 
+RULES = {
+    "repetition": {"repetition_penalty": 1.4},
+    "repetition rewarded": {"repetition_penalty": 0.8},
+    "presence": {"presence_penalty": 2.0, "frequency_penalty": 0.5},
+    "presence rewarded": {"presence_penalty": -1.5},
+    "bias": {"logit_bias": {5: 4.0, 70: -3.0, (3, 9): 2.0}},
+    "words": {"bad_words": [[12], [40, 41]], "suppress_tokens": [3, 4, 5]},
+    "ngrams": {"no_repeat_ngram_size": 1},
+    "few allowed": {"allowed": [200, 201, 202]},
+    "many allowed": {"allowed": list(range(0, 250, 2))},
+    "asked": {"allowed": lambda context: np.arange(257) % 3 == len(context.token_ids) % 3},
+    "overruled": {"allowed": [200, 201], "bad_words": [[200], [201]]},
+}
+
+
+@pytest.mark.parametrize("doubt", [0.0, 0.3])
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_processed_tokens_are_those_of_all_logits(make, rules, doubt):
+    full, exact = make(), make(count=60, doubt=doubt)
+    for name, options in MODES.items():
+        before = exact.stats
+        assert tokens(exact, **options, **rules) == tokens(full, **options, **rules), name
+        certified = exact.stats.certified - before.certified
+        fallbacks = exact.stats.fallbacks - before.fallbacks
+        assert certified + fallbacks == 40
+        if rules is RULES["overruled"]:
+            assert fallbacks == 40
+        elif doubt == 0.0:
+            assert certified > 30, name
+    assert exact.stats.fallbacks == exact._runner.full_rows
+    assert all(mode.endswith(", processed") for mode in exact.stats.modes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"typical_p": 0.6},
+        {"epsilon_cutoff": 0.01},
+        {"eta_cutoff": 0.02, "top_k": 9},
+        {"process_scores": lambda context, scores, ids: scores - ids * 0.01},
+    ],
+    ids=str,
+)
+def test_what_depends_on_the_whole_row_takes_all_logits(make, options):
+    given = {"temperature": 1.0, "seed": 3, **options}
+    exact = make(count=60)
+    assert tokens(exact, **given) == tokens(make(), **given)
+    assert exact.stats.fallbacks == 40 and exact.stats.certified == 0
+
+
+def test_likelihoods_take_all_logits_and_leave_the_counts(make):
+    exact = make(count=60)
+    [found] = exact.generate(["ab"], max_new_tokens=5, logprobs=2, eos_token_id=())
+    [wanted] = make().generate(["ab"], max_new_tokens=5, logprobs=2, eos_token_id=())
+    assert found.token_ids == wanted.token_ids
+    for one, other in zip(found.logprobs, wanted.logprobs, strict=True):
+        assert one == other and one.top_logprobs[0].token_id == one.token_id
+    assert exact.stats.certified == 5 and exact.stats.fallbacks == 0
+    assert exact._runner.full_rows == 5
+
+
 def test_counts_go_to_their_mode(make):
     generator = make(count=60)
     tokens(generator)
