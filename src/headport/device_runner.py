@@ -11,12 +11,14 @@ ONNX Runtime's CUDA kernel takes three kinds of step, so a step of ours becomes 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
+from headport.device_slots import DeviceSlots
 from headport.session import Binding, DeviceArray, SessionSettings
 from headport.session_runner import Cache, SessionRunner, check_step
 
@@ -85,6 +87,12 @@ class DeviceRunner(SessionRunner):
             for p in self._past
         }
         return _DeviceCache(batch_size, capacity, buffers)
+
+    def new_slots(self, count: int, capacity: int) -> DeviceSlots:
+        """Slots for sequences that come and go; see `headport.slots`."""
+        cache = self.new_cache(count, capacity)
+        nbytes = sum(int(np.prod(b.shape)) * b.dtype.itemsize for b in cache.buffers.values())
+        return DeviceSlots(cache, nbytes, partial(self._decode, cache), partial(self._row, cache))
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _DeviceCache)

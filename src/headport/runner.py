@@ -8,6 +8,7 @@ what is shipped. Ids are the bundle's own; mapping back to original ids is the c
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from headport.cache_ports import cache_slots, is_state
 from headport.device_runner import DeviceRunner
 from headport.errors import BundleError, UsageError
 from headport.heads import Candidates, HeadOutput, QuantisedLogits
+from headport.in_place_slots import InPlaceSlots
+from headport.portable_slots import PortableSlots
 from headport.providers import PROVIDERS, find_provider
 from headport.session import Binding, SessionSettings
 from headport.session_runner import Cache, Runner, SessionRunner, check_step
@@ -102,12 +105,26 @@ class PortableRunner(SessionRunner):
             "attention_mask": mask,
         }
         feeds |= {p.name: past for p, past in zip(self._past, cache.past, strict=True)}
-        found = self._backbone.run(feeds)
-        self.runs += 1
+        found = self._run(feeds)
         # Only after the run, so that a run that failed leaves the cache as it was.
         cache.past = [found[name] for name in self._present]
         cache.mask, cache.lengths = mask, cache.lengths + valid.sum(axis=1)
         return found["hidden_states"].astype(np.float32, copy=False)
+
+    def new_slots(self, count: int, capacity: int) -> PortableSlots:
+        """Slots for sequences that come and go; see `headport.slots`."""
+        buffers = {
+            p.name: np.zeros(
+                self._cache_shape(p.shape, count, capacity), self._backbone.dtype(p.name)
+            )
+            for p in self._past
+        }
+        return PortableSlots(buffers, count, capacity, self._run)
+
+    def _run(self, feeds: dict[str, Array]) -> dict[str, Array]:
+        found = self._backbone.run(feeds)
+        self.runs += 1
+        return found
 
 
 class _FixedCache:
@@ -130,7 +147,8 @@ class _FixedCache:
         self.query_seqlens = np.zeros(batch_size, np.int32)
         self.slots = cache_slots(capacity)
         self.total_sequence_length = np.array(self.slots, np.int32)
-        self.bindings: dict[tuple[int, int], tuple[Binding, Int64, Array]] = {}  # by T and turn
+        # By first row, rows and turn, of steps by one token.
+        self.bindings: dict[tuple[int, int, int], tuple[Binding, Int64, Array]] = {}
 
     @property
     def buffers(self) -> dict[str, Array]:
@@ -149,6 +167,18 @@ class _FixedCache:
             held = buffer if is_state(name) else buffer[:, :, :longest]
             held[...] = held[source_rows]
         self.lengths = self.lengths[source_rows]
+
+    def written(self, rows: slice, after: Int64) -> None:
+        """A step has written these rows."""
+        self.lengths[rows] = after
+        if len(after) == len(self.lengths):
+            self.turn = self.next_turn
+            return
+        # All rows are read from one set, so what some of them wrote to the other is fetched back.
+        now, other = self.sets[self.turn], self.sets[self.next_turn]
+        for name in other:
+            if is_state(name):
+                now[name][rows] = other[name][rows]
 
 
 class InPlaceRunner(SessionRunner):
@@ -181,45 +211,56 @@ class InPlaceRunner(SessionRunner):
             room = cache.slots - int(cache.lengths.max(initial=0))
             stop = min(width, start + room)
             new = np.clip(lengths - start, 0, stop - start)
-            parts.append(self._step(cache, token_ids[:, start:stop], new))
+            parts.append(self._step(cache, 0, token_ids[:, start:stop], new))
             start = stop
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
-    def _step(self, cache: _FixedCache, token_ids: Int64, new: Int64) -> Float32:
-        width = token_ids.shape[1]
-        bound = cache.bindings.get((width, cache.turn))
-        binding, ids, hidden = bound or self._bind(cache, width)
+    def new_slots(self, count: int, capacity: int) -> InPlaceSlots:
+        """Slots for sequences that come and go; see `headport.slots`."""
+        cache = self.new_cache(count, capacity)
+        arrays = {id(b): b.nbytes for buffers in cache.sets for b in buffers.values()}
+        return InPlaceSlots(cache, sum(arrays.values()), partial(self._step, cache))
+
+    def _step(self, cache: _FixedCache, first: int, token_ids: Int64, new: Int64) -> Float32:
+        """One run of rows `first` … `first + n - 1`: ids [n, T], new tokens [n]."""
+        count, width = token_ids.shape
+        rows = slice(first, first + count)
+        bound = cache.bindings.get((first, count, cache.turn)) if width == 1 else None
+        binding, ids, hidden = bound or self._bind(cache, rows, width)
         valid = np.arange(width)[None, :] < new[:, None]
         np.copyto(ids, np.where(valid, token_ids, 0))
-        after = cache.lengths + new
-        cache.query_seqlens[:] = new
+        after = cache.lengths[rows] + new
+        cache.query_seqlens[rows] = new
         # A row that holds nothing must still name a token; without a query nothing is written.
-        cache.seqlens_k[:] = np.maximum(after, 1) - 1
+        cache.seqlens_k[rows] = np.maximum(after, 1) - 1
         binding.run()
         self.runs += 1
-        cache.lengths = after
-        cache.turn = cache.next_turn
+        cache.written(rows, after)
         return hidden.astype(np.float32, copy=True)
 
-    def _bind(self, cache: _FixedCache, width: int) -> tuple[Binding, Int64, Array]:
-        batch = len(cache.lengths)
-        ids = np.zeros((batch, width), np.int64)
-        hidden_size = self._hidden_size
-        hidden = np.zeros((batch, width, hidden_size), self._backbone.dtype("hidden_states"))
+    def _bind(self, cache: _FixedCache, rows: slice, width: int) -> tuple[Binding, Int64, Array]:
+        count = rows.stop - rows.start
+        ids = np.zeros((count, width), np.int64)
+        shape = (count, width, self._hidden_size)
+        hidden = np.zeros(shape, self._backbone.dtype("hidden_states"))
         binding = self._backbone.bind()
         scalars: dict[str, Array] = {
             "input_ids": ids,
-            "seqlens_k": cache.seqlens_k,
-            "query_seqlens": cache.query_seqlens,
+            "seqlens_k": cache.seqlens_k[rows],
+            "query_seqlens": cache.query_seqlens[rows],
             "total_sequence_length": cache.total_sequence_length,
         }
+        # Neighbouring rows are an array themselves. What is read and written in place must be one
+        # object on both sides, also where it is such a part.
+        parts = {id(b): b[rows] for buffers in cache.sets for b in buffers.values()}
+        reads, writes = cache.buffers, cache.sets[cache.next_turn]
         for name in self._backbone.inputs:
-            binding.input(name, scalars[name] if name in scalars else cache.buffers[name])
+            binding.input(name, scalars[name] if name in scalars else parts[id(reads[name])])
         binding.output("hidden_states", hidden)
         for past, present in zip(self._past, self._present, strict=True):
-            binding.output(present, cache.sets[cache.next_turn][past.name])
+            binding.output(present, parts[id(writes[past.name])])
         if width == 1:  # decode: bound once, reused by every step
-            cache.bindings[width, cache.turn] = (binding, ids, hidden)
+            cache.bindings[rows.start, count, cache.turn] = (binding, ids, hidden)
         return binding, ids, hidden
 
 
@@ -236,5 +277,6 @@ _RUNNERS: dict[str, Callable[[Bundle, SessionSettings, tuple[str, ...] | None], 
     "portable": PortableRunner,
     "ort-cpu": InPlaceRunner,
     "ort-cuda": _device_runner,
+    "tensorrt": PortableRunner,  # the files, on ONNX Runtime; a plan has a runner of its own
 }
-_PROVIDERS = {"ort-cpu": ("cpu",)}  # targets that not every provider can run
+_PROVIDERS = {"ort-cpu": ("cpu",), "tensorrt": ("cpu",)}  # targets that not every provider can run
