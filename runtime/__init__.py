@@ -3,7 +3,19 @@
 Needs neither torch nor transformers nor onnx.
 """
 
-from headport.runtime.generator import Generator, TokenStream
+from headport.runtime.async_generator import AsyncGenerator, AsyncTokenStream
+from headport.runtime.generator import Generator
 from headport.runtime.results import Generation, Score, Stats, Token
+from headport.runtime.submission import Submission, TokenStream
 
-__all__ = ["Generation", "Generator", "Score", "Stats", "Token", "TokenStream"]
+__all__ = [
+    "AsyncGenerator",
+    "AsyncTokenStream",
+    "Generation",
+    "Generator",
+    "Score",
+    "Stats",
+    "Submission",
+    "Token",
+    "TokenStream",
+]

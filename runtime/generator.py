@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Unpack
 
 import numpy as np
@@ -14,29 +16,35 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.certificate_check import require_certificate
 from headport.errors import BundleError, PromptError, RequestError
-from headport.providers import AUTO
+from headport.providers import AUTO, find_provider
 from headport.runner import Runner, open_runner
 from headport.runtime.chat import chat_ids
-from headport.runtime.decoding import Decoder
 from headport.runtime.generation_config import read_defaults
-from headport.runtime.parameters import Options, Request, check_ids, resolve
-from headport.runtime.prompts import Prompt, fit, read_prompts
-from headport.runtime.results import Generation, Score, Stats, Token
-from headport.runtime.row import Row
+from headport.runtime.parameters import Options, check_ids, resolve
+from headport.runtime.prompts import Prompt, fit, read_masks, read_prompts, read_starts
+from headport.runtime.replies import RowMaker, beam_steps, check_streamed, replies_of
+from headport.runtime.results import Generation, Score, Stats
 from headport.runtime.sampling.chooser import make_chooser
-from headport.runtime.scoring import logits_of, score_of
-from headport.runtime.text import TextStream, Tokens
+from headport.runtime.scheduling.capacity import available_bytes, choose_slots, slot_bytes
+from headport.runtime.scheduling.scheduler import Scheduler
+from headport.runtime.scheduling.sequences import Listener
+from headport.runtime.scheduling.tickets import deadline_of
+from headport.runtime.scheduling.worker import Worker
+from headport.runtime.scoring import Scorer, target_mask
+from headport.runtime.submission import Submission, TokenStream
+from headport.runtime.text import Tokens
 from headport.runtime.vocabulary import IdMap
 from headport.session import SessionSettings
+from headport.slots import open_slots
 
-__all__ = ["Generator", "TokenStream"]
-
-_HEAD = "lm"
-_SEED_BITS = 53  # drawn seeds survive JSON readers that know only float64
+__all__ = ["Generator"]
 
 
 class Generator:
     """Runs a bundle, portable or lowered. All ids it takes and gives are original ids.
+
+    One generator serves any number of threads. All requests share its sessions and its caches:
+    requests join and leave between steps, and every step runs the backbone once for all of them.
 
     Args:
         bundle: The bundle's folder, or an opened bundle.
@@ -48,19 +56,30 @@ class Generator:
             where `bundle` is a folder.
         max_context: Tokens that a prompt and its reply may have together; 0 = the model's own
             limit.
+        reply_limit: Most new tokens of a reply whose call names no number; 0 = as the bundle says.
         ignore: Fields of the bundle's generation_config to leave out, supported or not.
         exact: For a head that gives candidates. True: every token is the one that the original,
             unquantised head would give; what the candidates do not prove takes the full product
             and is counted. False: what is not proved is chosen from the rescored quantised
             logits. None: True where the head is certified.
+        head: The head that tokens are chosen with.
+        more_heads: Heads that `outputs` may be asked for besides.
+        slots: Rows that are worked on at once, each with a cache of `max_context` tokens; others
+            wait. 0 = 16, or as many as half of the available memory holds, at least one.
+        prefill_chunk: Prompt tokens per backbone run: how long a prompt holds up the others. Float
+            results depend on it a little, as on the shape of any matrix product.
+        prefix_reuse: Take over the caches of whole chunks that an earlier prompt began with. They
+            are the ones that would be computed again, bit for bit.
+        max_waiting: Rows that may wait for a slot before requests are refused.
         runner: Executes the bundle in place of sessions opened here.
 
     Raises:
-        BundleError: If the bundle is damaged, has no head `lm`, or its generation_config asks for
+        BundleError: If the bundle is damaged, lacks a head, or its generation_config asks for
             something that changes tokens and is not supported; if `exact` is asked for and the
             head has no certificate, or its certificate does not hold on this machine.
         UsageError: If the provider is unknown, does not work here, or cannot run the bundle.
-        RequestError: If `max_context` exceeds the model's.
+        RequestError: If `max_context` exceeds the model's, `slots` do not fit in memory, or another
+            number is out of range.
     """
 
     def __init__(
@@ -72,84 +91,178 @@ class Generator:
         cpu_fallback: bool = False,
         verify: bool = True,
         max_context: int = 0,
+        reply_limit: int = 0,
         ignore: Collection[str] = (),
         exact: bool | None = None,
+        head: str = "lm",
+        more_heads: Collection[str] = (),
+        slots: int = 0,
+        prefill_chunk: int = 64,
+        prefix_reuse: bool = True,
+        max_waiting: int = 1024,
         runner: Runner | None = None,
     ) -> None:
         opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle, verify=verify)
         manifest = opened.manifest
-        if _HEAD not in manifest.heads:
+        missing = [name for name in (head, *more_heads) if name not in manifest.heads]
+        if missing:
             known = ", ".join(manifest.heads) or "none"
-            raise BundleError(f"{opened.path}: no head {_HEAD!r} to generate with (heads: {known})")
+            raise BundleError(f"{opened.path}: no head {missing[0]!r} in it (heads: {known})")
         if not 0 <= max_context <= manifest.model.max_context:
             raise RequestError(
                 f"max_context must be from 1 to the model's {manifest.model.max_context}, "
                 f"{max_context} was given"
             )
+        for name, value in (("prefill_chunk", prefill_chunk), ("max_waiting", max_waiting)):
+            if value < 1:
+                raise RequestError(f"{name} must be from 1 up, {value} was given")
         self.bundle = opened
+        self.head = head
+        self._reply_limit = reply_limit
         self.max_context = max_context or manifest.model.max_context
         self._defaults = read_defaults(manifest.defaults, ignore)
         self._ids = IdMap.from_bundle(opened)
-        found = self._defaults
-        check_ids(found.sampling, found.eos_token_ids, self._ids.size, BundleError)
+        check_ids(
+            self._defaults.sampling, self._defaults.eos_token_ids, self._ids.size, BundleError
+        )
         self._tokens = Tokens(opened)
-        settings = SessionSettings(threads, provider, cpu_fallback)
-        self._runner = runner or open_runner(opened, settings, (_HEAD,))
-        self._stats = Stats()
-        form = manifest.heads[_HEAD].candidates
+        settings = SessionSettings(threads, provider, cpu_fallback).for_target(manifest.target)
+        each = slot_bytes(opened, self.max_context)
+        available = available_bytes(find_provider(settings.provider).device)
+        count = choose_slots(slots, each, self.max_context, available)
+        heads = tuple(dict.fromkeys((head, *more_heads)))
+        self._runner = runner or open_runner(opened, settings, heads)
+        form = manifest.heads[head].candidates
         self.exact = bool(form and form.certified) if exact is None else exact
         if self.exact:
-            require_certificate(opened, self._runner, _HEAD, given=runner is not None)
-        head = manifest.heads[_HEAD]
-        chooser = make_chooser(self._runner, _HEAD, head, self._ids, self._stats, exact=self.exact)
-        self._decoder = Decoder(self._runner, self._stats, chooser)
+            require_certificate(opened, self._runner, head, given=runner is not None)
+        self._stats = Stats(slots=count, context=self.max_context, prefill_chunk=prefill_chunk)
+        self._chooser = make_chooser(
+            self._runner, head, manifest.heads[head], self._ids, self._stats, exact=self.exact
+        )
+        self._scorer = Scorer(self._runner, self._ids, prefill_chunk)
+        worker = Worker(
+            partial(open_slots, self._runner, count, self.max_context),
+            count=count,
+            chunk=prefill_chunk,
+            reuse=prefix_reuse,
+            chooser=self._chooser,
+            stats=self._stats,
+        )
+        # Neither holds the generator, so that one which nobody holds any more is closed.
+        self._scheduler = Scheduler(worker, max_waiting, self._stats)
+        self._ending = weakref.finalize(self, self._scheduler.close)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the bundle's heads."""
+        return tuple(self.bundle.manifest.heads)
 
     @property
     def stats(self) -> Stats:
         """A copy of the counts since the generator was made."""
-        return copy.deepcopy(self._stats)
+        return self._scheduler.between_steps(partial(copy.deepcopy, self._stats))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._scheduler.closed
+
+    def close(self) -> None:
+        """End all requests, with `ClosedError`, and the thread that works on them."""
+        self._scheduler.close()
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[Options],
     ) -> list[Generation]:
-        """Continue prompts, all in one batch: one backbone run per step.
+        """Continue prompts and wait for the replies.
 
-        A row's tokens depend on its prompt, its seed and the options, not on its batch mates. One
+        A row's tokens depend on its prompt, its seed and the options, not on what runs with it. One
         `seed` serves all prompts of the call, so equal prompts then get equal replies; without a
         seed each prompt draws its own.
 
         Args:
             prompts: Texts or id lists, or one of them.
+            timeout: Seconds from now, waiting for a slot included; None = no limit.
             **options: See `Options`.
 
         Returns:
-            One reply per prompt, in order.
+            The replies of each prompt, in order: one, or `n`.
 
         Raises:
             PromptError: If a prompt is empty, holds unknown ids, or does not fit the context.
             RequestError: If an option is unknown or out of range.
             NonFiniteError: If the bundle gives logits that are not finite.
+            DeadlineError: If the time is over.
+            OverloadedError: If too many rows wait already.
+            ClosedError: If the generator is closed.
         """
-        rows = self._rows(prompts, options, watched=False)
-        for _ in self._decoder.run(rows):
-            pass
-        return [_generation(row) for row in rows]
+        return self.submit(prompts, timeout=timeout, **options).result()
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TokenStream:
+    def stream(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]
+    ) -> TokenStream:
         """Continue one prompt and hand out each token as it comes.
 
         Checks are made at once, not at the first token.
 
         Args:
             prompt: A text or an id list.
+            timeout: As `generate`.
+            **options: See `Options`; one reply, no beams.
+
+        Raises:
+            HeadportError: As `generate`; what comes up while it runs is raised by the stream.
+        """
+        return TokenStream(partial(self.submit_stream, prompt, timeout=timeout, **options))
+
+    def submit_stream(
+        self,
+        prompt: Prompt,
+        listener: Listener,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> Submission:
+        """As `submit`, of one reply whose every token is wanted; what has more is refused."""
+        return self._submit([prompt], options, timeout, listener, streamed=True)
+
+    def submit(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        listener: Listener | None = None,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> Submission:
+        """Hand over a request and go on.
+
+        Args:
+            prompts: As `generate`.
+            listener: Called with every token, and the place of its reply among all of the request,
+                in the thread that does the work: it must be quick, and wait for nothing.
+            timeout: As `generate`.
             **options: See `Options`.
 
         Raises:
-            PromptError: As `generate`.
-            RequestError: As `generate`.
+            HeadportError: As `generate`, what is found before anything runs.
         """
-        [row] = self._rows([prompt], options, watched=True)
-        return TokenStream(self._decoder, row)
+        return self._submit(prompts, options, timeout, listener)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation by the bundle's chat template: a prompt for `generate`.
@@ -164,6 +277,18 @@ class Generator:
         """
         return chat_ids(self.bundle, self._tokens, messages, variables)
 
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, as a prompt has them."""
+        return self._tokens.encode(text)
+
+    def spell(self, token_id: int) -> str:
+        """Text of one token alone; of a special token its name."""
+        return self._tokens.decode([token_id]) or self._tokens.piece(token_id)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return self._tokens.decode(token_ids)
+
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Raw logits after each token: no temperature, no filter.
 
@@ -177,19 +302,77 @@ class Generator:
             PromptError: If there are none, or unknown ones, or more than the context holds.
         """
         ids = self._checked(token_ids)
-        return logits_of(ids, self._runner, _HEAD, self._ids)
+        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.logits(ids, self.head))
+        return found
 
-    def score(self, texts: Prompt | Sequence[Prompt]) -> list[Score]:
-        """Negative log-likelihood of each token of each text, one text at a time.
+    def hidden_states(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Hidden states after the final norm, of each token: what the heads are given.
 
         Args:
-            texts: Texts or id lists, or one of them, each within the context.
+            token_ids: Original ids, [T].
+
+        Returns:
+            float32 [T, H].
 
         Raises:
             PromptError: As `logits`.
         """
+        ids = self._checked(token_ids)
+        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.hidden_states(ids))
+        return found
+
+    def outputs(self, token_ids: Sequence[int], head: str) -> npt.NDArray[np.float32]:
+        """What any head of the bundle gives after each token, columns as the head has them.
+
+        Args:
+            token_ids: Original ids, [T].
+            head: Its name: the one that tokens are chosen with, or one of `more_heads`.
+
+        Returns:
+            float32 [T, width of the head].
+
+        Raises:
+            PromptError: As `logits`.
+            BundleError: If the head is not loaded.
+        """
+        ids = self._checked(token_ids)
+        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.outputs(ids, head))
+        return found
+
+    def score(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        prompt_tokens: int | Sequence[int] = 0,
+        ignore_ids: Collection[int] = (),
+        attention_masks: Sequence[Sequence[int]] | None = None,
+    ) -> list[Score]:
+        """Negative log-likelihood of each token of each text, one text at a time.
+
+        The first token of a text has nothing before it and is never scored. The arguments below
+        leave more out; what is left out is still read as context, padding apart.
+
+        Args:
+            texts: Texts or id lists, or one of them, each within the context.
+            prompt_tokens: How many tokens at the start of each text are a prompt, which counts for
+                nothing; one number for all, or one each.
+            ignore_ids: Tokens that are not scored wherever they stand.
+            attention_masks: Of id lists that are padded, on either side: 1 for each token and 0
+                for each padding, as a tokenizer gives them.
+
+        Raises:
+            PromptError: As `logits`; if a mask does not fit its text.
+            RequestError: If `prompt_tokens` are not one number or one per text.
+        """
         found = read_prompts(texts, self._tokens, self._ids.size)
-        return [score_of(self._checked(ids), self._runner, _HEAD, self._ids) for ids in found]
+        masks = read_masks(attention_masks, found)
+        starts = read_starts(prompt_tokens, len(found))
+        scores = []
+        for ids, valid, start in zip(found, masks, starts, strict=True):
+            self._checked(np.asarray(ids)[valid].tolist())
+            mask = target_mask(ids, valid, start, ignore_ids)
+            scores.append(self._scheduler.run(self._scorer.score(ids, mask, valid, self.head)))
+        return scores
 
     def _checked(self, token_ids: Sequence[int]) -> list[int]:
         [ids] = read_prompts([token_ids], self._tokens, self._ids.size)
@@ -200,74 +383,31 @@ class Generator:
             )
         return ids
 
-    def _rows(
-        self, prompts: Prompt | Sequence[Prompt], options: Options, *, watched: bool
-    ) -> list[Row]:
+    def _submit(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        options: Options,
+        timeout: float | None,
+        listener: Listener | None = None,
+        *,
+        streamed: bool = False,
+    ) -> Submission:
+        deadline = deadline_of(timeout)
         ids = read_prompts(prompts, self._tokens, self._ids.size)
         request = resolve(options, self._defaults, len(ids))
         check_ids(request.sampling, request.eos_token_ids, self._ids.size, RequestError)
-        limits = fit(ids, request, self.max_context)
-        self._stats.requests += 1
-        return [
-            Row(
-                index=n,
-                prompt_token_ids=prompt,
-                parameters=request.parameters(limits[n]),
-                seed=seed,
-                text=TextStream(self._tokens, request.stop),
-                watched=watched or bool(request.stop),
-                sample=sample,
-            )
-            for n, prompt in enumerate(ids)
-            for sample, seed in enumerate([_seed(request, n)] * request.n)
-        ]
-
-
-class TokenStream(Iterator[Token]):
-    """The tokens of one reply as they come. `generation` is there once it has ended."""
-
-    def __init__(self, decoder: Decoder, row: Row) -> None:
-        self._row = row
-        self._steps = decoder.run([row])
-
-    @property
-    def seed(self) -> int | None:
-        """As `Generation.seed`, from the start."""
-        return self._row.seed
-
-    def __next__(self) -> Token:
-        [token] = next(self._steps)
-        assert token is not None
-        return token
-
-    @property
-    def generation(self) -> Generation:
-        """The whole reply.
-
-        Raises:
-            RequestError: If the stream has not ended.
-        """
-        if self._row.finish_reason is None:
-            raise RequestError("the stream has not ended; take its remaining tokens first")
-        return _generation(self._row)
-
-
-def _seed(request: Request, index: int) -> int | None:
-    if request.seeds is not None:
-        return request.seeds[index]
-    return secrets.randbits(_SEED_BITS) if request.sampling.temperature > 0.0 else None
-
-
-def _generation(row: Row) -> Generation:
-    assert row.finish_reason is not None
-    return Generation(
-        text=row.text.text,
-        token_ids=row.token_ids,
-        finish_reason=row.finish_reason,
-        seed=row.seed,
-        prompt_token_ids=row.prompt_token_ids,
-        parameters=row.parameters,
-        index=row.index,
-        sample=row.sample,
-        logprobs=row.logprobs,
-    )
+        limits = fit(ids, request, self.max_context, self._reply_limit)
+        if streamed:
+            check_streamed(request)
+        maker = RowMaker(request, ids, limits, self._tokens, watched=listener is not None)
+        if request.beams.num_beams > 1:
+            if listener is not None:
+                raise RequestError("beams have no tokens before their end; leave the listener out")
+            searches = maker.searches(self._runner, self._chooser, self._ids.ids)
+            ticket = self._scheduler.submit_job(beam_steps(searches), deadline, counted=True)
+            seeds: list[int | None] = [None] * len(ids)
+        else:
+            rows = maker.rows()
+            ticket = self._scheduler.submit(rows, listener, deadline)
+            seeds = [row.seed for row in rows]
+        return Submission(ticket, partial(replies_of, rerank=request.rerank), seeds, self)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headport.errors import PromptError
+import numpy as np
+import numpy.typing as npt
+
+from headport.errors import PromptError, RequestError
 from headport.runtime.limits import is_whole
 from headport.runtime.parameters import Request
 from headport.runtime.text import Tokens
 
-__all__ = ["DEFAULT_NEW_TOKENS", "Prompt", "fit", "read_prompts"]
+__all__ = ["DEFAULT_NEW_TOKENS", "Prompt", "fit", "read_masks", "read_prompts", "read_starts"]
 
 Prompt = str | Sequence[int]
 DEFAULT_NEW_TOKENS = 128  # per prompt, where neither the call nor the bundle says
@@ -50,11 +53,66 @@ def read_prompts(
     return [[int(i) for i in ids] for ids in found]
 
 
-def fit(prompts: Sequence[Sequence[int]], request: Request, max_context: int) -> list[int]:
+def read_masks(
+    masks: Sequence[Sequence[int]] | None, prompts: Sequence[Sequence[int]]
+) -> list[npt.NDArray[np.bool_]]:
+    """Which ids of each prompt are tokens and which are padding, bool [T] each.
+
+    Args:
+        masks: 1 for a token and 0 for padding, as tokenizers give them; None = no padding.
+        prompts: The ids, padding included.
+
+    Raises:
+        PromptError: Naming every mask of another length, with other values, of padding alone, or
+            with padding between tokens.
+    """
+    if masks is None:
+        return [np.ones(len(ids), np.bool_) for ids in prompts]
+    if len(masks) != len(prompts):
+        raise PromptError(f"one mask per text was expected: {len(prompts)}, {len(masks)} given")
+    faults = []
+    for n, (mask, ids) in enumerate(zip(masks, prompts, strict=True)):
+        if len(mask) != len(ids):
+            faults.append(f"mask {n} has {len(mask)} values for {len(ids)} ids")
+        elif not set(mask) <= {0, 1}:
+            faults.append(f"mask {n} holds more than 0 and 1")
+        elif "1" not in (text := "".join(str(int(m)) for m in mask)):
+            faults.append(f"mask {n} leaves no token")
+        elif "0" in text.strip("0"):
+            faults.append(f"mask {n} has padding between tokens")
+    if faults:
+        raise PromptError("; ".join(faults))
+    return [np.asarray(mask, np.bool_) for mask in masks]
+
+
+def read_starts(prompt_tokens: int | Sequence[int], texts: int) -> list[int]:
+    """How many tokens at the start of each text are a prompt.
+
+    Raises:
+        RequestError: If they are not one number from 0 up, or one for each text.
+    """
+    starts = prompt_tokens if isinstance(prompt_tokens, Sequence) else [prompt_tokens] * texts
+    if len(starts) == texts and all(is_whole(start) and start >= 0 for start in starts):
+        return list(starts)
+    raise RequestError(
+        f"prompt_tokens: one number from 0 up, or one for each of the {texts} texts, was expected, "
+        f"{prompt_tokens!r} was given"
+    )
+
+
+def fit(
+    prompts: Sequence[Sequence[int]], request: Request, max_context: int, reply_limit: int = 0
+) -> list[int]:
     """How many tokens each prompt may be given.
 
     What the call asks for must fit the context; what the bundle or this module presets is cut to
     it.
+
+    Args:
+        prompts: Token ids of each.
+        request: What is asked of all.
+        max_context: Tokens of a prompt and its reply together.
+        reply_limit: Most tokens of a reply where the call names no number; 0 = none.
 
     Raises:
         PromptError: Naming every prompt that does not fit, with its numbers.
@@ -74,6 +132,8 @@ def fit(prompts: Sequence[Sequence[int]], request: Request, max_context: int) ->
                 f"prompt {n} has {len(prompt)} tokens and {new} more are to follow, "
                 f"but {why} holds {most}"
             )
+        if reply_limit and not request.explicit_limit:
+            wanted = min(wanted, reply_limit)
         limits.append(min(wanted, most - len(prompt)))
     if faults:
         raise PromptError("; ".join(faults) + "; shorten the prompt or lower max_new_tokens")

@@ -27,7 +27,8 @@ class Generation:
     seed: int | None  # what the noise was keyed with; None where none was drawn or given
     prompt_token_ids: list[int]
     parameters: Parameters
-    index: int = 0  # place of the prompt in its request
+    # Place of the prompt in its request; equal replies are equal wherever they stood.
+    index: int = field(default=0, compare=False)
     sample: int = 0  # place among the replies to one prompt
     logprobs: list[Choice] = field(default_factory=list)  # one per token, where asked for
     score: float | None = None  # of a beam: Σ ln p / tokens ^ length_penalty

@@ -48,6 +48,33 @@ class TableCache:
         self.lengths = self.lengths[source_rows]
 
 
+class TableSlots:
+    divisible = movable = True
+    nbytes = 0
+
+    def __init__(self, runner: TableRunner, count: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.lengths = np.zeros(count, np.int64)
+        self._runner = runner
+
+    def forward(self, rows: Any, token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        rows = list(rows)
+        assert rows == sorted(set(rows)) and (lengths >= 1).all()
+        assert (self.lengths[rows] + lengths <= self.capacity).all()
+        self._runner.steps.append(dict(zip(rows, lengths.tolist(), strict=True)))
+        hidden = self._runner.hidden(self.lengths[rows], token_ids, lengths)
+        self.lengths[rows] += lengths
+        return hidden
+
+    def cut(self, slot: int, length: int) -> None:
+        assert 0 <= length <= self.lengths[slot]
+        self.lengths[slot] = length
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        assert source != target and 0 <= length <= self.lengths[source]
+        self.lengths[target] = length
+
+
 class TableRunner:
     """Logits after a token are `table[token] * (1 + position / 100)`; rows know nothing of others.
 
@@ -61,17 +88,23 @@ class TableRunner:
         self.doubt = doubt
         self.runs = 0
         self.full_rows = 0
-        self.lengths: list[list[int]] = []
+        self.steps: list[dict[int, int]] = []  # of the slots: new tokens by slot
 
     def new_cache(self, batch_size: int, capacity: int) -> TableCache:
         return TableCache(batch_size, capacity)
 
     def forward(self, cache: Any, token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         assert (cache.lengths + lengths <= cache.capacity).all()
-        positions = cache.lengths[:, None] + np.arange(token_ids.shape[1])
+        found = self.hidden(cache.lengths, token_ids, lengths)
         cache.lengths = cache.lengths + lengths
+        return found
+
+    def new_slots(self, count: int, capacity: int) -> TableSlots:
+        return TableSlots(self, count, capacity)
+
+    def hidden(self, held: np.ndarray, token_ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        positions = held[:, None] + np.arange(token_ids.shape[1])
         self.runs += 1
-        self.lengths.append(lengths.tolist())
         hidden = np.stack([token_ids, positions], axis=-1).astype(np.float32)
         hidden[np.arange(token_ids.shape[1]) >= lengths[:, None]] = np.nan  # unspecified entries
         return hidden

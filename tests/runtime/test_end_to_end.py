@@ -63,7 +63,8 @@ def test_a_row_in_a_ragged_batch_is_the_row_alone(generator, options):
     common = {"max_new_tokens": NEW, "eos_token_id": ()}
     before = generator._runner.runs
     together = generator.generate(PROMPTS, **common, **options)
-    assert generator._runner.runs - before == NEW  # one prefill, one run per further token
+    # One run for each prompt, and one for all rows per further token.
+    assert generator._runner.runs - before == len(PROMPTS) + NEW - 1
     for n, prompt in enumerate(PROMPTS):
         seed = options.get("seed")
         alone_options = options | ({"seed": seed[n]} if isinstance(seed, list) else {})

@@ -36,11 +36,13 @@ def test_one_backbone_run_per_step_for_the_whole_batch(make, chain):
     assert [r.text for r in replies] == ["", "c", "bc", "abc"]
     assert [r.finish_reason for r in replies] == ["eos"] * 4
     runner = generator._runner
-    assert runner.runs == 4  # the longest reply has four tokens, the last is not fed back
-    assert runner.lengths == [[1, 4, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]]
+    # Four prompts one by one, then a step for all rows that go on: the longest reply has four
+    # tokens, the last of which is not fed back.
+    assert runner.steps[:4] == [{0: 1}, {1: 4}, {2: 1}, {3: 1}]
+    assert [sorted(step.values()) for step in runner.steps[4:]] == [[1, 1, 1], [1, 1], [1]]
     stats = generator.stats
-    assert (stats.requests, stats.prefill_runs, stats.steps) == (1, 1, 3)
-    assert (stats.prompt_tokens, stats.new_tokens) == (7, 10)
+    assert (stats.requests, stats.prefill_runs, stats.steps) == (1, 4, 3)
+    assert (stats.prompt_tokens, stats.new_tokens, stats.most_rows) == (7, 10, 4)
 
 
 def test_rows_do_not_depend_on_their_batch(make):
@@ -163,11 +165,11 @@ def test_nothing_runs_before_all_checks(make):
 def test_what_a_bundle_must_have(make, make_bundle):
     with pytest.raises(BundleError, match="no head 'lm'"):
         make(heads={})
-    with pytest.raises(BundleError, match=r"eos_token_id: ids from 0 to 256 .* 300 found"):
+    with pytest.raises(BundleError, match=r"ids from 0 to 256 .* eos_token_id: 300"):
         make(defaults={"eos_token_id": [3, 300]})
-    with pytest.raises(BundleError, match=r"repetition_penalty=1.2"):
-        make(defaults={"repetition_penalty": 1.2})
-    make(defaults={"repetition_penalty": 1.2}, options={"ignore": ["repetition_penalty"]})
+    with pytest.raises(BundleError, match=r"guidance_scale=1.2"):
+        make(defaults={"guidance_scale": 1.2})
+    make(defaults={"guidance_scale": 1.2}, options={"ignore": ["guidance_scale"]})
     with pytest.raises(RequestError, match="max_context must be from 1 to the model's 64"):
         make(options={"max_context": 65})
 

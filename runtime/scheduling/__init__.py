@@ -1,0 +1,1 @@
+"""Requests that share one session: they join and leave between steps."""
