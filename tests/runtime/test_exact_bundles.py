@@ -63,6 +63,27 @@ def test_tokens_are_those_of_the_float32_head(
         assert stats.fallbacks == 0
 
 
+RULES: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+    "rewards": {"repetition_penalty": 0.9, "logit_bias": {7: 1.5, 60: -2.0}},
+    "bans": {"no_repeat_ngram_size": 1, "bad_words": [[12], [40, 41]]},
+    "few allowed": {"allowed": [100, 101, 102]},
+    "many allowed": {"allowed": list(range(0, 256, 3))},
+}
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_processed_tokens_are_those_of_the_float32_head(
+    certified: dict[str, Path], tiny_bundle: Path, rules: dict[str, Any]
+) -> None:
+    exact, full = Generator(certified["ort-cpu"], exact=True), Generator(tiny_bundle)
+    for options in MODES.values():
+        assert _tokens(exact, {**options, **rules}) == _tokens(full, {**options, **rules})
+    modes = exact.stats.modes
+    for mode in ("greedy", "temperature", "top_k"):
+        assert modes[f"{mode}, processed"]["certified"] > 60, mode
+
+
 def test_exact_is_the_default_of_a_certified_bundle(
     certified: dict[str, Path], tiny_bundle: Path
 ) -> None:
