@@ -22,7 +22,7 @@ from headport.bundle import Bundle
 from headport.errors import BundleError, RequestError
 from headport.runtime.text import Tokens
 
-__all__ = ["chat_ids"]
+__all__ = ["chat_ids", "chat_text"]
 
 _TEMPLATE_FILE = "chat_template.jinja"
 
@@ -55,6 +55,19 @@ def chat_ids(
         BundleError: If the bundle has no chat template, or it cannot be parsed.
         RequestError: If the template refuses the messages, or they are not plain data.
     """
+    text = chat_text(bundle, tokens, messages, variables)
+    ids = tokens.encode(text, add_special_tokens=False)
+    leading = tokens.leading_ids()
+    return ids if ids[: len(leading)] == leading else leading + ids
+
+
+def chat_text(
+    bundle: Bundle, tokens: Tokens, messages: Sequence[Mapping[str, Any]], variables: dict[str, Any]
+) -> str:
+    """A conversation as the bundle's template writes it; arguments and errors as `chat_ids`.
+
+    The template is asked to open a reply, unless `variables` set `add_generation_prompt` to False.
+    """
     try:
         plain = json.loads(json.dumps({"messages": list(messages), **variables}))
     except (TypeError, ValueError) as error:
@@ -63,7 +76,7 @@ def chat_ids(
     chat = [{k: v for k, v in message.items() if v is not None} for message in plain["messages"]]
     settings = {"add_generation_prompt": True} | tokens.special_tokens | plain
     try:
-        text = (
+        return (
             _environment()
             .from_string(_template(bundle, tokens))
             .render(settings | {"messages": chat})
@@ -72,9 +85,6 @@ def chat_ids(
         raise BundleError(f"the chat template cannot be parsed: {error}") from error
     except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
         raise RequestError(f"the chat template refuses these messages: {error}") from error
-    ids = tokens.encode(text, add_special_tokens=False)
-    leading = tokens.leading_ids()
-    return ids if ids[: len(leading)] == leading else leading + ids
 
 
 def _template(bundle: Bundle, tokens: Tokens) -> str:

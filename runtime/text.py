@@ -54,12 +54,14 @@ class Tokens:
         ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
+    def encode_with_ends(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[int]]:
         """Ids as `encode` gives them, and for each the character of the text where it ends.
 
         A special token that the tokenizer adds has no text and ends at 0.
         """
-        found = self._inner.encode(text)
+        found = self._inner.encode(text, add_special_tokens=add_special_tokens)
         return found.ids, [end for _, end in found.offsets]
 
     def piece(self, token_id: int) -> str:

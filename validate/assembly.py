@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -130,7 +130,11 @@ def assemble_report(
             [material.documents for material in found.materials],
             candidate.tokens.decode,
         ),
-        notes=(*_notes(found, facts, gates), *candidate.notes()),
+        notes=(
+            *_notes(found, facts, gates),
+            *_doubled(found.materials, candidate.tokens.leading_ids(), candidate.tokens.piece),
+            *candidate.notes(),
+        ),
         protocol=_protocol(settings, candidate, found, overall),
         reference=found.ready.facts,
         candidate=facts,
@@ -232,6 +236,8 @@ def _bootstrap(part: Part) -> dict[str, tuple[float | None, float | None]]:
 def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall: Part) -> Protocol:
     bound = overall.kept["near_tie_bound"]
     special = candidate.special_tokens()
+    if any(d.messages is not None for m in found.materials for d in m.documents):
+        special += "; conversations: those of the chat template alone"
     weights = {document.weight for m in found.materials for document in m.documents}
     context = f", {settings.overlap} of them context" if settings.overlap else ""
     return Protocol(
@@ -242,7 +248,8 @@ def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall
         ),
         documents=(
             f"a block between blank lines of at least {MIN_DOCUMENT_TOKENS} tokens; shorter ones "
-            "are joined to the next, a rest to the last; of a .jsonl file, each line"
+            "are joined to the next, a rest to the last; of a .jsonl file, each line, of which a "
+            "prompt, and all but the assistant's messages, are context only"
         ),
         counting=(
             "every token that has another before it in its document is scored once; a document's "
@@ -269,6 +276,26 @@ def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall
         greedy_prompts=PROMPTS_PER_TEXT,
         greedy_prompt_tokens=PROMPT_TOKENS,
         greedy_new_tokens=settings.greedy_tokens,
+    )
+
+
+def _doubled(
+    materials: Sequence[Material], leading: Sequence[int], piece: Callable[[int], str]
+) -> tuple[str, ...]:
+    """A note where texts hold the tokens that the tokenizer adds anyway, such as a second BOS."""
+    count = len(leading)
+    twice = [
+        document
+        for material in materials
+        for document in material.documents
+        if count and document.token_ids[: 2 * count].tolist() == [*leading, *leading]
+    ]
+    if not twice:
+        return ()
+    shown = " ".join(map(piece, leading))
+    return (
+        f"{len(twice)} documents begin with {shown} twice: their text holds it and the tokenizer "
+        "adds it once more. No model was trained on that; take it out of the texts.",
     )
 
 

@@ -12,9 +12,11 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.errors import BundleError, ParityError
 from headport.runner import Candidates, open_runner
+from headport.runtime.chat import chat_text
 from headport.runtime.text import Tokens as BundleTokens
 from headport.session import SessionSettings
 from headport.validate.documents import Tokens
+from headport.validate.records import Messages
 
 __all__ = ["CHUNK_TOKENS", "HEAD_NAME", "Candidate", "Proved"]
 
@@ -67,6 +69,7 @@ class Candidate:
                 f"{bundle.path}: a head {HEAD_NAME!r} that gives logits or candidates was "
                 f"expected, {found} is there"
             )
+        self._bundle = bundle
         self.head = head
         self.tokens = BundleTokens(bundle)
         self.context = bundle.manifest.model.max_context
@@ -79,10 +82,20 @@ class Candidate:
         self.proved = Proved(0, 0, 0)
         self._runner = open_runner(bundle, self.settings, heads=(HEAD_NAME,))
 
-    def encode(self, text: str) -> Tokens:
-        """Token ids with what the tokenizer itself adds, and how far into the text each reaches."""
-        ids, ends = self.tokens.encode_with_ends(text)
+    def encode(self, text: str, *, special_tokens: bool = True) -> Tokens:
+        """Token ids, with what the tokenizer itself adds or without, and how far each reaches."""
+        ids, ends = self.tokens.encode_with_ends(text, add_special_tokens=special_tokens)
         return Tokens(np.array(ids, np.int64), np.array(ends, np.int64))
+
+    def render(self, messages: Messages, reply: bool) -> str:
+        """A conversation as the bundle's chat template writes it.
+
+        Raises:
+            BundleError: If the bundle has no usable template.
+            RequestError: If the template refuses the messages.
+        """
+        settings = {"add_generation_prompt": reply}
+        return chat_text(self._bundle, self.tokens, messages, settings)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, special tokens not counted."""

@@ -103,7 +103,9 @@ def prepare(
     for index, text in enumerate(texts):
         share = max_tokens // len(texts) + (index < max_tokens % len(texts))
         if records := text.records():
-            documents = tuple(record_documents(records, tokenizer.encode, share, ignored_ids))
+            documents = tuple(
+                record_documents(records, tokenizer.encode, share, ignored_ids, tokenizer.render)
+            )
         else:
             contents = split_documents(text.content, tokenizer.count_tokens)
             documents = tuple(cut_documents(contents, tokenizer.encode, share, ignored_ids))
@@ -125,8 +127,7 @@ def check_ids(
         UsageError: If a text encodes to an id that the head does not know.
     """
     for material in materials:
-        expected = reference.encode([document.content for document in material.documents])
-        for document, wanted in zip(material.documents, expected, strict=True):
+        for document, wanted in _expected(material, reference):
             found = document.token_ids.tolist()
             if found != list(wanted):
                 raise ParityError(_difference(material.text, document, list(wanted), candidate))
@@ -137,6 +138,18 @@ def check_ids(
                 )
 
 
+def _expected(
+    material: Material, reference: ReferenceSide
+) -> Iterator[tuple[Document, tuple[int, ...]]]:
+    """Documents with the ids that the reference gives them: plain texts, then conversations."""
+    plain = [document for document in material.documents if document.messages is None]
+    chats = [document for document in material.documents if document.messages is not None]
+    yield from zip(plain, reference.encode([d.content for d in plain]), strict=True)
+    if chats:
+        found = reference.encode_chats([d.messages for d in chats if d.messages is not None])
+        yield from zip(chats, found, strict=True)
+
+
 def _difference(text: Text, document: Document, wanted: list[int], candidate: Candidate) -> str:
     found = document.token_ids.tolist()
     at = next(
@@ -144,11 +157,13 @@ def _difference(text: Text, document: Document, wanted: list[int], candidate: Ca
         min(len(wanted), len(found)),
     )
 
+    kind = "tokenizer" if document.messages is None else "chat template or tokenizer"
+
     def piece(ids: list[int]) -> str:
         return f"{ids[at]} ({candidate.tokens.piece(ids[at])!r})" if at < len(ids) else "no token"
 
     return (
-        f"{text.file}, document {document.index}: the reference's tokenizer and the bundle's "
+        f"{text.file}, document {document.index}: the reference's {kind} and the bundle's "
         f"differ at token {at}: {piece(wanted)} expected, {piece(found)} found "
         f"({len(wanted)} and {len(found)} tokens); export the bundle again from this checkpoint"
     )

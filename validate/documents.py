@@ -7,17 +7,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.errors import UsageError
-from headport.validate.records import Record, is_records, parse_records
+from headport.validate.chats import Render, write_chat
+from headport.validate.records import Messages, Record, is_records, parse_records
 
 __all__ = [
     "EARLY_POSITIONS",
     "MIN_DOCUMENT_TOKENS",
     "Document",
+    "Encode",
     "Text",
     "Tokens",
     "Window",
@@ -65,6 +68,14 @@ class Tokens:
     ends: Int64  # [n], characters of the document used up so far; 0 for a leading special token
 
 
+class Encode(Protocol):
+    """A tokenizer's way of encoding a text."""
+
+    def __call__(self, text: str, /, *, special_tokens: bool = True) -> Tokens:
+        """Tokens; `special_tokens`: with those that the tokenizer itself adds."""
+        ...
+
+
 @dataclass(frozen=True)
 class Document:
     """One document. Its first `used` tokens are fed or scored; the first is never scored."""
@@ -76,6 +87,7 @@ class Document:
     token_bytes: Int64  # [used - 1], UTF-8 bytes of every token but the first
     scored: Bool  # [used - 1], which of these tokens are scored
     weight: float = 1.0
+    messages: Messages | None = None  # what the chat template made its content of
 
     @property
     def tokens_scored(self) -> int:
@@ -205,32 +217,55 @@ def cut_documents(
 
 def record_documents(
     records: Sequence[Record],
-    encode: Callable[[str], Tokens],
+    encode: Encode,
     budget: int,
     ignored_ids: Sequence[int] = (),
+    render: Render | None = None,
 ) -> Iterator[Document]:
     """As `cut_documents`, of records: prompts are fed but not scored, weights are kept.
 
-    A token that begins in the prompt and ends behind it belongs to the prompt.
+    A token that begins in the prompt and ends behind it belongs to the prompt. Of a conversation,
+    the replies are scored; the template writes all its special tokens, and none is added.
+
+    Args:
+        records: Of a .jsonl file.
+        encode: The tokenizer.
+        budget: Tokens to score, 0 for all.
+        ignored_ids: Tokens that are fed, but not scored.
+        render: The chat template, needed where a record is a conversation.
     """
     left = budget
     for index, record in enumerate(records):
-        tokens = encode(record.content)
-        starts = np.append(0, np.maximum.accumulate(tokens.ends)[:-1])
+        content, spans = record.content, [(record.prompt_characters, len(record.content))]
+        if record.messages is None:
+            tokens = encode(content)
+        else:
+            assert render is not None
+            try:
+                content, spans = write_chat(record.messages, render)
+            except UsageError as error:
+                raise UsageError(f"conversation {index}, {error}") from error
+            tokens = encode(content, special_tokens=False)
         document = cut_document(
-            index,
-            record.content,
-            tokens,
-            left,
-            ignored_ids=ignored_ids,
-            wanted=starts >= record.prompt_characters,
+            index, content, tokens, left, ignored_ids=ignored_ids, wanted=_inside(tokens, spans)
         )
         if document is None or record.weight == 0:
             continue
-        yield replace(document, weight=record.weight)
+        yield replace(document, weight=record.weight, messages=record.messages)
         left -= document.tokens_scored
         if budget and left <= 0:
             return
+
+
+def _inside(tokens: Tokens, spans: Sequence[tuple[int, int]]) -> Bool:
+    """Which tokens [n] begin inside one of the spans of characters, or at the very end."""
+    starts = np.append(0, np.maximum.accumulate(tokens.ends)[:-1])
+    last = max(end for _, end in spans)
+    inside = np.zeros(len(starts), np.bool_)
+    for start, end in spans:
+        # A special token that the tokenizer puts behind the text begins where the text ends.
+        inside |= (starts >= start) & ((starts < end) | (end == last) & (starts == last))
+    return inside
 
 
 def cut_document(

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from headport.validate.records import Messages
 from headport.validate.reference import Reference
 from headport.validate.reference_process import ScoredBlock
-from headport.validate.wire import Continued, Draw, Drawn, Layers, Ready, Score
+from headport.validate.wire import Continued, Draw, Drawn, EncodeChats, Layers, Ready, Score
 
 __all__ = ["LocalReference"]
 
@@ -33,6 +34,10 @@ class LocalReference:
     def encode(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token ids of texts as the checkpoint's own tokenizer gives them."""
         return self.inner.encode(tuple(texts)).token_ids
+
+    def encode_chats(self, chats: Sequence[Messages]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of conversations as the checkpoint's own chat template gives them."""
+        return self.inner.encode_chats(EncodeChats(tuple(chats))).token_ids
 
     def ask_score(
         self, token_ids: Int64, *, hidden: bool = False, other_path: bool = False

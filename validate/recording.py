@@ -19,6 +19,7 @@ from headport.validate.comparison import Material, jobs_of, prepare
 from headport.validate.documents import Tokens, read_texts
 from headport.validate.greedy import grouped_prompts
 from headport.validate.local_reference import LocalReference
+from headport.validate.records import Messages
 from headport.validate.reference import Reference
 from headport.validate.store import (
     HEAD_FILE,
@@ -30,6 +31,7 @@ from headport.validate.store import (
     StoredHead,
     StoredText,
     StoredWindow,
+    chat_key,
     near_tie_bounds,
 )
 from headport.validate.wire import Score
@@ -84,17 +86,20 @@ class _Tokenizer:
     """The checkpoint's tokenizer as `prepare` wants it."""
 
     def __init__(self, reference: Reference) -> None:
-        self._inner = reference.tokenizer
+        self._reference, self._inner = reference, reference.tokenizer
         if not getattr(self._inner, "is_fast", False):
             raise CheckpointError(
                 f"{type(self._inner).__name__} does not say where in the text its tokens lie; "
                 "a checkpoint with a tokenizer.json was expected"
             )
 
-    def encode(self, text: str) -> Tokens:
-        found = self._inner(text, return_offsets_mapping=True)
+    def encode(self, text: str, *, special_tokens: bool = True) -> Tokens:
+        found = self._inner(text, return_offsets_mapping=True, add_special_tokens=special_tokens)
         ends = [end for _, end in found["offset_mapping"]]
         return Tokens(np.array(found["input_ids"], np.int64), np.array(ends, np.int64))
+
+    def render(self, messages: Messages, reply: bool) -> str:
+        return self._reference.render(list(messages), reply=reply)
 
     def count_tokens(self, text: str) -> int:
         return len(self._inner(text, add_special_tokens=False)["input_ids"])
@@ -240,6 +245,11 @@ def _stored_text(material: Material) -> StoredText:
         bytes=text.bytes,
         content=text.content,
         documents=tuple((d.content, tuple(d.token_ids.tolist())) for d in material.documents),
+        chats={
+            chat_key(d.messages): tuple(d.token_ids.tolist())
+            for d in material.documents
+            if d.messages is not None
+        },
     )
 
 

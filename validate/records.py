@@ -1,30 +1,37 @@
-"""Documents as records: a .jsonl file says where each one ends, what is prompt, what it weighs."""
+"""Documents as records: a .jsonl file says where each one ends, what is scored, what it weighs."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from headport.errors import UsageError
 
-__all__ = ["Record", "is_records", "parse_records"]
+__all__ = ["REPLIES", "Messages", "Record", "is_records", "parse_records"]
+
+Messages = tuple[dict[str, Any], ...]
+
+REPLIES = "assistant"  # the role whose messages are scored
 
 
 @dataclass(frozen=True)
 class Record:
     """One document and how it counts."""
 
-    content: str
+    content: str  # of a conversation: empty, as the chat template writes the text
     prompt_characters: int = 0  # at its beginning: context that is not scored
     weight: float = 1.0
+    messages: Messages | None = None  # a conversation, of which the replies are scored
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str | None = None
     prompt: str | None = None
     completion: str | None = None
+    messages: Messages | None = None
     weight: float = 1.0
 
 
@@ -36,8 +43,9 @@ def is_records(file: str) -> bool:
 def parse_records(content: str, file: str) -> tuple[Record, ...]:
     """One record per line that is not blank.
 
-    A line is {"text": …} or {"prompt": …, "completion": …}, of which the completion alone is
-    scored, each with an optional "weight" ≥ 0.
+    A line is {"text": …}, {"prompt": …, "completion": …}, of which the completion alone is scored,
+    or {"messages": [{"role": …, "content": …}, …]}, of which the assistant's messages are scored,
+    each with an optional "weight" ≥ 0.
 
     Raises:
         UsageError: If a line is something else; all faults are named.
@@ -54,8 +62,8 @@ def parse_records(content: str, file: str) -> tuple[Record, ...]:
         faults = ["no line"]
     if faults:
         raise UsageError(
-            f'{file}: lines {{"text": …}} or {{"prompt": …, "completion": …}} with an optional '
-            f'"weight" were expected; {"; ".join(faults[:5])}'
+            f'{file}: lines {{"text": …}}, {{"prompt": …, "completion": …}} or {{"messages": […]}} '
+            f'with an optional "weight" were expected; {"; ".join(faults[:5])}'
         )
     return tuple(records)
 
@@ -63,8 +71,23 @@ def parse_records(content: str, file: str) -> tuple[Record, ...]:
 def _record(line: _Line) -> Record:
     if not (math.isfinite(line.weight) and line.weight >= 0):
         raise ValueError(f"a weight of 0 or more was expected, {line.weight:g} found")
-    if line.text is not None and line.prompt is None and line.completion is None:
+    given = {name for name in _FORMS if getattr(line, name) is not None}
+    if given == {"text"} and line.text is not None:
         return Record(line.text, 0, line.weight)
-    if line.text is None and line.prompt is not None and line.completion is not None:
-        return Record(line.prompt + line.completion, len(line.prompt), line.weight)
-    raise ValueError("text alone, or prompt and completion, were expected")
+    if given == {"prompt", "completion"} and line.prompt is not None:
+        return Record(f"{line.prompt}{line.completion}", len(line.prompt), line.weight)
+    if given == {"messages"} and line.messages is not None:
+        return Record("", 0, line.weight, _checked(line.messages))
+    raise ValueError("text alone, prompt and completion, or messages alone were expected")
+
+
+_FORMS = ("text", "prompt", "completion", "messages")
+
+
+def _checked(messages: Messages) -> Messages:
+    for place, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"message {place}: a role was expected, as in chat templates")
+    if not any(message["role"] == REPLIES for message in messages):
+        raise ValueError(f"messages with at least one of role {REPLIES!r} were expected")
+    return messages

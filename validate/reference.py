@@ -37,6 +37,7 @@ from headport.validate.wire import (
     Draw,
     Drawn,
     Encode,
+    EncodeChats,
     Encoded,
     Failure,
     Layered,
@@ -175,6 +176,30 @@ class Reference:
         """Token ids as the checkpoint's tokenizer gives them by default."""
         return Encoded(tuple(tuple(self.tokenizer(text)["input_ids"]) for text in texts))
 
+    def encode_chats(self, request: EncodeChats) -> Encoded:
+        """Token ids of conversations by the checkpoint's own chat template."""
+        return Encoded(tuple(tuple(self._chat(list(chat))) for chat in request.chats))
+
+    def render(self, messages: list[dict[str, Any]], *, reply: bool) -> str:
+        """A conversation as the chat template writes it; `reply`: with a reply opened.
+
+        Raises:
+            CheckpointError: If there is no template, or it refuses the messages.
+        """
+        return str(self._applied(messages, tokenize=False, add_generation_prompt=reply))
+
+    def _chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        found = self._applied(messages, tokenize=True, return_dict=True)
+        return list(found["input_ids"])
+
+    def _applied(self, messages: list[dict[str, Any]], **options: Any) -> Any:
+        try:
+            return self.tokenizer.apply_chat_template(messages, **options)
+        except Exception as error:  # templates are programs and raise what they like
+            raise CheckpointError(
+                f"the checkpoint's chat template does not take a conversation: {error}"
+            ) from error
+
     def score(self, request: Score) -> tuple[Scored, tuple[Float32, ...]]:
         """The announcement; what goes into the head [T, H], if asked for, and logits [T, V]."""
         started = time.perf_counter()
@@ -292,6 +317,8 @@ def _answer(reference: Reference, request: Request, writer: _Writer) -> None:
             writer.put(*reference.layers(request))
         case Encode(texts):
             writer.put(reference.encode(texts))
+        case EncodeChats():
+            writer.put(reference.encode_chats(request))
         case Draw():
             answer, logits = reference.draw(request)
             writer.put(answer, (logits,))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from headport import errors
 from headport.errors import HeadportError, ReferenceProcessError
+from headport.validate.records import Messages
 from headport.validate.wire import (
     Answer,
     Continued,
@@ -25,6 +26,7 @@ from headport.validate.wire import (
     Draw,
     Drawn,
     Encode,
+    EncodeChats,
     Encoded,
     Failure,
     Layered,
@@ -124,6 +126,11 @@ class ReferenceProcess:
     def encode(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token ids of texts as the checkpoint's own tokenizer gives them."""
         self._send(Encode(tuple(texts)))
+        return self._receive(Encoded).token_ids
+
+    def encode_chats(self, chats: Sequence[Messages]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of conversations as the checkpoint's own chat template gives them."""
+        self._send(EncodeChats(tuple(chats)))
         return self._receive(Encoded).token_ids
 
     def ask_score(

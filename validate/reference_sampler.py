@@ -1,4 +1,4 @@
-"""The reference's sampler: transformers' own filters, and noise computed here from the paper.
+"""The reference's sampler: transformers' own rules, and noise computed here from the paper.
 
 It runs in the reference process and shares no line with `headport.runtime`: the same rule written
 a second time, by `runtime/SAMPLING.md` and the papers alone.
@@ -6,6 +6,7 @@ a second time, by `runtime/SAMPLING.md` and the papers alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,22 +69,75 @@ def gumbel_noise(vocab_size: int, step: int, sample: int, seed: int) -> Float64:
     return noise
 
 
-def _filtered(logits: torch.Tensor, case: SamplingCase) -> torch.Tensor:
-    """Scores [V] in float64 after transformers' warpers; −inf where a token is removed."""
-    import transformers
+def _penalised(scores: torch.Tensor, case: SamplingCase) -> torch.Tensor:
+    """μ[j] - c[j] · frequency - (c[j] > 0) · presence, c counted over the reply.
 
-    warpers: list[Any] = [transformers.TemperatureLogitsWarper(case.temperature)]
-    if case.top_k:
-        warpers.append(transformers.TopKLogitsWarper(case.top_k))
-    if case.top_p < 1:
-        warpers.append(transformers.TopPLogitsWarper(case.top_p))
-    if case.min_p > 0:
-        warpers.append(transformers.MinPLogitsWarper(case.min_p))
+    Source: the OpenAI API reference, "Frequency and presence penalties".
+    """
+    counts = torch.bincount(torch.tensor(case.reply, dtype=torch.long), minlength=scores.shape[-1])
+    return scores - counts * case.frequency_penalty - (counts > 0) * case.presence_penalty
+
+
+def _rules(case: SamplingCase) -> list[Any]:
+    """Transformers' processors in the order of its `_get_logits_processor`; penalties inserted."""
+    import transformers as tf
+
+    ends = list(case.eos_token_ids)
+    words = [list(word) for word in case.bad_words]
+    bias = [[list(word), value] for word, value in case.logit_bias]
+    new, suppress, begin = case.min_new_tokens, case.suppress_tokens, case.begin_suppress_tokens
+    start = len(case.prompt)
+    table: tuple[tuple[Any, Callable[[], Any]], ...] = (
+        (bias, lambda: tf.SequenceBiasLogitsProcessor(bias)),
+        (
+            case.repetition_penalty != 1,
+            lambda: tf.RepetitionPenaltyLogitsProcessor(case.repetition_penalty),
+        ),
+        (
+            case.presence_penalty or case.frequency_penalty,
+            lambda: lambda _, scores: _penalised(scores, case),
+        ),
+        (
+            case.no_repeat_ngram_size,
+            lambda: tf.NoRepeatNGramLogitsProcessor(case.no_repeat_ngram_size),
+        ),
+        (words, lambda: tf.NoBadWordsLogitsProcessor(words, ends)),
+        (new and ends, lambda: tf.MinNewTokensLengthLogitsProcessor(start, new, ends)),
+        (case.allowed, lambda: tf.PrefixConstrainedLogitsProcessor(lambda _, __: case.allowed, 1)),
+        (suppress, lambda: tf.SuppressTokensLogitsProcessor(suppress)),
+        (begin, lambda: tf.SuppressTokensAtBeginLogitsProcessor(begin, start)),
+    )
+    return [make() for wanted, make in table if wanted]
+
+
+def _warpers(case: SamplingCase) -> list[Any]:
+    """Transformers' warpers in its order."""
+    import transformers as tf
+
+    table: tuple[tuple[Any, Callable[[], Any]], ...] = (
+        (True, lambda: tf.TemperatureLogitsWarper(case.temperature)),
+        (case.top_k, lambda: tf.TopKLogitsWarper(case.top_k)),
+        (case.top_p < 1, lambda: tf.TopPLogitsWarper(case.top_p)),
+        (case.min_p, lambda: tf.MinPLogitsWarper(case.min_p)),
+        (case.typical_p < 1, lambda: tf.TypicalLogitsWarper(case.typical_p)),
+        (case.epsilon_cutoff, lambda: tf.EpsilonLogitsWarper(case.epsilon_cutoff)),
+        (case.eta_cutoff, lambda: tf.EtaLogitsWarper(case.eta_cutoff)),
+    )
+    return [make() for wanted, make in table if wanted]
+
+
+def _scores(logits: torch.Tensor, case: SamplingCase, steps: list[Any]) -> torch.Tensor:
+    """Scores [V] in float64; −inf where a token is removed."""
+    past = torch.tensor([[*case.prompt, *case.reply]], dtype=torch.long)
     scores = logits.double()[None]
-    nothing = torch.zeros((1, 0), dtype=torch.long)
-    for warper in warpers:
-        scores = warper(nothing, scores)
+    for step in steps:
+        scores = step(past, scores)
     return scores[0]
+
+
+def _filtered(logits: torch.Tensor, case: SamplingCase) -> torch.Tensor:
+    """Scores [V] in float64 after processors and warpers; −inf where a token is removed."""
+    return _scores(logits, case, _rules(case) + _warpers(case))
 
 
 def draw(
@@ -97,7 +151,8 @@ def draw(
         keys: (seed, step, sample) of each draw.
     """
     if case.temperature == 0:
-        best = int((logits == logits.max()).nonzero()[0])
+        processed = _scores(logits, case, _rules(case))
+        best = int((processed == processed.max()).nonzero()[0])
         return (best,) * len(keys), 1
     scores = _filtered(logits, case).numpy()
     tokens = [

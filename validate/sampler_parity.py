@@ -5,27 +5,34 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.runtime.sampling.filters import keep
 from headport.runtime.sampling.noise import NoiseKey
-from headport.runtime.sampling.sampler import choose
-from headport.runtime.sampling.settings import Sampling
+from headport.runtime.sampling.sampler import choose, process
+from headport.runtime.sampling.settings import Context, FixedIds, Sampling
 from headport.validate.comparison import Job
 from headport.validate.evidence import SamplerCase, SamplerParity
 from headport.validate.sides import ReferenceSide
 from headport.validate.wire import Draw, Drawn, SamplingCase
 
-__all__ = ["GRID", "RUNTIMES", "chi_squared_p", "sampler_parity"]
+__all__ = ["GRID", "RUNTIMES", "chi_squared_p", "context_of", "sampler_parity", "sampling_of"]
 
 Float32 = npt.NDArray[np.float32]
 Key = tuple[int, int, int]
 Choose = Callable[[Float32, SamplingCase, Key], int]
 Keep = Callable[[Float32, SamplingCase], int]
 
+_PAST: dict[str, Any] = {
+    "prompt": (4, 9, 4, 11),
+    "reply": (9, 9, 2, 4, 9),
+    "eos_token_ids": (3, 17),
+}
 GRID = (
     SamplingCase(0.0),
     SamplingCase(0.3),
@@ -42,6 +49,21 @@ GRID = (
     SamplingCase(1.5, min_p=0.2),
     SamplingCase(0.9, top_k=40, top_p=0.9),
     SamplingCase(1.2, top_k=40, top_p=0.95, min_p=0.05),
+    SamplingCase(1.0, typical_p=0.3),
+    SamplingCase(0.8, typical_p=0.9),
+    SamplingCase(1.0, epsilon_cutoff=0.01),
+    SamplingCase(1.3, eta_cutoff=0.02),
+    SamplingCase(1.4, top_k=50, top_p=0.98, typical_p=0.9, epsilon_cutoff=1e-3, eta_cutoff=1e-3),
+    SamplingCase(0.0, repetition_penalty=3.0, **_PAST),
+    SamplingCase(1.0, repetition_penalty=0.6, **_PAST),
+    SamplingCase(1.0, presence_penalty=3.0, frequency_penalty=-2.0, **_PAST),
+    SamplingCase(0.9, repetition_penalty=1.3, frequency_penalty=1.0, top_p=0.9, **_PAST),
+    SamplingCase(1.0, logit_bias=(((5,), 8.0), ((9, 6), 9.0), ((9, 7, 8), 20.0)), **_PAST),
+    SamplingCase(1.0, no_repeat_ngram_size=2, top_k=9, **_PAST),
+    SamplingCase(0.0, bad_words=((2, 9, 1), (9, 6), (3,)), no_repeat_ngram_size=1, **_PAST),
+    SamplingCase(1.0, min_new_tokens=9, logit_bias=(((3,), 30.0),), **_PAST),
+    SamplingCase(1.0, allowed=(1, 2, 3, 9, 11, 40), repetition_penalty=1.5, **_PAST),
+    SamplingCase(1.0, suppress_tokens=tuple(range(0, 90, 2)), begin_suppress_tokens=(1, 3)),
 )
 _FREE = SamplingCase(1.0, top_k=20)
 _POSITIONS = 8
@@ -51,18 +73,33 @@ _LEAST_P = 1e-3  # after correction for the number of rows
 _SEEDS = (0, 7, 2**32 + 5, 2**64 - 1)
 
 
+def sampling_of(case: SamplingCase) -> Sampling:
+    """The runtime's parameters of a case."""
+    own = {
+        each.name: getattr(case, each.name) for each in fields(Sampling) if hasattr(case, each.name)
+    }
+    return Sampling(**(own | {"allowed": FixedIds(case.allowed) if case.allowed else None}))
+
+
+def context_of(case: SamplingCase) -> Context:
+    """The past that a case names."""
+    return Context(case.prompt, case.reply, case.eos_token_ids)
+
+
 def _python_choose(logits: Float32, case: SamplingCase, key: Key) -> int:
     seed, step, sample = key
     ids = np.arange(len(logits), dtype=np.int64)
-    return choose(logits, ids, _sampling(case), NoiseKey(seed, step, sample))
+    noise = NoiseKey(seed, step, sample)
+    return choose(logits, ids, sampling_of(case), noise, context_of(case))
 
 
 def _python_keep(logits: Float32, case: SamplingCase) -> int:
-    return 1 if case.temperature == 0 else len(keep(logits, _sampling(case)))
-
-
-def _sampling(case: SamplingCase) -> Sampling:
-    return Sampling(case.temperature, case.top_k, case.top_p, case.min_p)
+    if case.temperature == 0:
+        return 1
+    ids = np.arange(len(logits), dtype=np.int64)
+    sampling = sampling_of(case)
+    scores, _ = process(logits, ids, sampling, context_of(case))
+    return len(keep(scores, sampling))
 
 
 # runtime → (how it chooses, how many tokens its filters leave)
@@ -101,7 +138,7 @@ def sampler_parity(jobs: Sequence[Job], reference: ReferenceSide) -> SamplerPari
     p_value = min(1.0, min(p_values) * len(p_values))
     equal = all(case.equal == case.draws and not case.first_difference for case in cases)
     return SamplerParity(
-        reference="transformers' warpers in float64, Philox4x64-10 by the paper",
+        reference="transformers' processors in float64, Philox4x64-10 by the paper",
         positions=len(rows),
         cases=tuple(cases),
         distribution=(
@@ -137,13 +174,19 @@ def _case(
 
 
 def _words(case: SamplingCase) -> str:
-    if case.temperature == 0:
-        return "greedy"
-    parts = [f"temperature {case.temperature:g}"]
-    parts += [f"top_k {case.top_k}"] if case.top_k else []
-    parts += [f"top_p {case.top_p:g}"] if case.top_p < 1 else []
-    parts += [f"min_p {case.min_p:g}"] if case.min_p else []
-    return ", ".join(parts)
+    given = {name: getattr(case, name) for name in case.__struct_fields__ if name not in _PAST}
+    neutral = SamplingCase(1.0)
+    said = [
+        f"{name} {_short(value)}"
+        for name, value in given.items()
+        if name != "temperature" and value != getattr(neutral, name)
+    ]
+    first = f"temperature {case.temperature:g}" if case.temperature else "greedy"
+    return ", ".join([first, *said])
+
+
+def _short(value: Any) -> str:
+    return f"of {len(value)}" if isinstance(value, tuple) else f"{value:g}"
 
 
 def _free_running(choose_token: Choose, logits: Float32, drawn: Drawn) -> float:

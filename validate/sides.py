@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.validate.documents import Tokens
+from headport.validate.records import Messages
 from headport.validate.reference_process import ScoredBlock
 from headport.validate.wire import Continued, Draw, Drawn, Ready
 
@@ -21,8 +22,12 @@ Float32 = npt.NDArray[np.float32]
 class Tokenizing(Protocol):
     """A tokenizer that says where in a text its tokens lie."""
 
-    def encode(self, text: str) -> Tokens:
-        """Token ids with what the tokenizer itself adds, and how far each reaches."""
+    def encode(self, text: str, *, special_tokens: bool = True) -> Tokens:
+        """Token ids, with what the tokenizer itself adds or without, and how far each reaches."""
+        ...
+
+    def render(self, messages: Messages, reply: bool) -> str:
+        """A conversation as the chat template writes it; `reply`: with a reply opened."""
         ...
 
     def count_tokens(self, text: str) -> int:
@@ -41,6 +46,10 @@ class ReferenceSide(Protocol):
 
     def encode(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token ids as the checkpoint's own tokenizer gives them."""
+        ...
+
+    def encode_chats(self, chats: Sequence[Messages]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of conversations as the checkpoint's own chat template gives them."""
         ...
 
     def ask_score(

@@ -21,6 +21,7 @@ from headport.errors import ParityError, UsageError
 from headport.manifest import FileEntry
 from headport.validate.documents import Text
 from headport.validate.evidence import NoiseFloor
+from headport.validate.records import Messages
 from headport.validate.reference_process import ScoredBlock
 from headport.validate.wire import Continued, Draw, Drawn, Ready
 
@@ -36,6 +37,7 @@ __all__ = [
     "StoredReference",
     "StoredText",
     "StoredWindow",
+    "chat_key",
     "is_store",
     "near_tie_bounds",
 ]
@@ -75,6 +77,7 @@ class StoredText(_Record, frozen=True):
     bytes: int
     content: str
     documents: tuple[tuple[str, tuple[int, ...]], ...]  # content, token ids
+    chats: dict[str, tuple[int, ...]] = {}  # `chat_key` of a conversation → token ids
 
 
 class StoredWindow(_Record, frozen=True):
@@ -108,6 +111,11 @@ class Store(_Record, frozen=True):
     noise_floor: NoiseFloor | None
     deviation: float  # largest |recomputed − the model's own logit| when it was written
     files: dict[str, FileEntry]
+
+
+def chat_key(messages: Messages) -> str:
+    """What tells a conversation from others."""
+    return msgspec.json.encode(messages).decode()
 
 
 def is_store(path: str | Path) -> bool:
@@ -181,6 +189,7 @@ class StoredReference:
                 self._starts.setdefault(ids[:length].tobytes(), start)
             start += len(ids)
         self._ids = {content: ids for text in self.store.texts for content, ids in text.documents}
+        self._chats = {key: ids for text in self.store.texts for key, ids in text.chats.items()}
         self._asked: list[tuple[int, int]] = []
         self._greedy: list[Continued] = []
 
@@ -205,6 +214,10 @@ class StoredReference:
                 f"(one begins {unknown[0][:40]!r}); it is not the reference's tokenizer"
             )
         return tuple(self._ids[text] for text in texts)
+
+    def encode_chats(self, chats: Sequence[Messages]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of stored conversations, by the checkpoint's own template."""
+        return tuple(self._chats[chat_key(chat)] for chat in chats)
 
     def ask_score(
         self, token_ids: Int64, *, hidden: bool = False, other_path: bool = False

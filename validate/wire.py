@@ -12,6 +12,7 @@ from typing import IO
 
 import msgspec
 
+from headport.validate.records import Messages
 from headport.validate.report import ReferenceFacts
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Draw",
     "Drawn",
     "Encode",
+    "EncodeChats",
     "Encoded",
     "Failure",
     "Layered",
@@ -46,6 +48,12 @@ class Encode(_Message, frozen=True, tag="encode"):
     texts: tuple[str, ...]
 
 
+class EncodeChats(_Message, frozen=True, tag="encode_chats"):
+    """Ask for the token ids of conversations by the chat template; nothing is added to it."""
+
+    chats: tuple[Messages, ...]
+
+
 class Score(_Message, frozen=True, tag="score"):
     """Ask for the logits after each of these tokens, which start a context of their own."""
 
@@ -62,12 +70,28 @@ class ContinueGreedily(_Message, frozen=True, tag="continue"):
 
 
 class SamplingCase(msgspec.Struct, frozen=True):
-    """Sampling parameters, as `runtime/SAMPLING.md` defines them."""
+    """Sampling parameters and a past, as `runtime/SAMPLING.md` defines them."""
 
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    logit_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_new_tokens: int = 0
+    allowed: tuple[int, ...] = ()  # empty: all
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    prompt: tuple[int, ...] = ()  # what the rules see, whatever the logits come from
+    reply: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
 
 
 class Layers(_Message, frozen=True, tag="layers"):
@@ -143,7 +167,7 @@ class Failure(_Message, frozen=True, tag="failure"):
     message: str
 
 
-Request = Encode | Score | Layers | ContinueGreedily | Draw
+Request = Encode | EncodeChats | Score | Layers | ContinueGreedily | Draw
 Answer = Ready | Encoded | Scored | Layered | Continued | Drawn | Failure
 
 _ENCODER = msgspec.json.Encoder()

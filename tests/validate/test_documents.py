@@ -206,7 +206,7 @@ def test_records_say_what_is_prompt_and_what_a_document_weighs() -> None:
 
 def test_a_token_across_the_border_belongs_to_the_prompt() -> None:
     pairs = Tokens(np.array([1, 2, 3]), np.array([1, 3, 4]))  # a, bc, d
-    (found,) = record_documents([Record("abcd", 2)], lambda _: pairs, 0)
+    (found,) = record_documents([Record("abcd", 2)], lambda _, special_tokens=True: pairs, 0)
     np.testing.assert_array_equal(found.scored, [False, True])
 
 
@@ -223,9 +223,12 @@ def test_records_meet_the_budget() -> None:
     ("line", "message"),
     [
         ("{", "line 1"),
-        ('{"text": "a", "prompt": "b"}', "text alone, or prompt and completion"),
+        ('{"text": "a", "prompt": "b"}', "text alone, prompt and completion"),
         ('{"text": "a", "weight": -1}', "weight of 0 or more"),
-        ('{"messages": []}', "messages"),
+        ('{"messages": []}', "at least one of role 'assistant'"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "at least one of role 'assistant'"),
+        ('{"messages": [{"content": "a"}]}', "message 0: a role was expected"),
+        ('{"messages": [{"role": "assistant"}], "text": "a"}', "or messages alone were expected"),
         ('{"text": 3}', "text"),
     ],
 )

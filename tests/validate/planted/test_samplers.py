@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headport.runtime.sampling.filters import FILTERS
 from headport.runtime.sampling.noise import NoiseKey
+from headport.runtime.sampling.sampler import process
 from headport.runtime.sampling.settings import Sampling
 from headport.validate import sampler_parity as samplers
 from headport.validate.candidate import Candidate
@@ -45,8 +47,11 @@ def test_a_fault_of_the_sampler(
 ) -> None:
     def draw(logits: Any, case: SamplingCase, key: tuple[int, int, int]) -> int:
         ids = np.arange(len(logits), dtype=np.int64)
-        sampling = Sampling(case.temperature, case.top_k, case.top_p, case.min_p)
-        return int(row.plant(logits, ids, sampling, NoiseKey(*key)))
+        asked = samplers.sampling_of(case)
+        scores, left = process(logits, ids, asked, samplers.context_of(case))
+        filters = {each.name: getattr(asked, each.name) for each in FILTERS}
+        sampling = Sampling(case.temperature, **filters)
+        return int(row.plant(scores, left, sampling, NoiseKey(*key)))
 
     keep = samplers.RUNTIMES["python"][1]
     monkeypatch.setitem(samplers.RUNTIMES, "python", (draw, keep))
