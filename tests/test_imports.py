@@ -61,6 +61,12 @@ RULES = (
         "headport",
         ("headport.export", "headport.runtime", "headport.validate", *GRAPH_CODE),
     ),
+    rule(  # chat templates are rendered as the runtime does it
+        "headport.quantize.prune",
+        f"{BASE} onnx_ir tokenizers jinja2",
+        "headport",
+        ("headport.export", "headport.validate"),
+    ),
     rule(
         "headport.quantize",
         f"{BASE} onnx_ir ml_dtypes",

@@ -130,6 +130,8 @@ class Vocabulary(_Strict, frozen=True):
     padded_size: int
     kept_size: int | None
     map: str | None  # file with int32 [K], new id → original id
+    # File with int32 [V], id → id in the checkpoint, of a bundle whose tokenizer was rewritten.
+    checkpoint_ids: str | None = None
 
 
 class License(_Strict, frozen=True):

@@ -1,0 +1,157 @@
+"""Bundles with a tokenizer of their own, whose graphs run although no model was exported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+
+from headport.bundle import Bundle, draft_bundle
+from headport.graphs import graph_entry, write_graphs
+from headport.manifest import Head, Model, Vocabulary
+from headport.quantize.count.table import CountsRecord, TokenCounts, write_counts
+from headport.selftest import write_selftest
+from tests.bundles import manifest
+from tests.quantize.prune.tokenizers_of import CHAT, LINES
+from tests.toy_bundles import HEAD_FILES, head_graph, lookup_backbone
+
+H = 24
+
+
+def write_companions(
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    generation: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    chat: str | None = None,
+) -> None:
+    """Tokenizer and configuration files as a bundle carries them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "LICENSE").write_text("do as you like\n")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    files: dict[str, Any] = {
+        "config.json": {"vocab_size": tokenizer.get_vocab_size()} | (config or {}),
+        "generation_config.json": generation or {},
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
+    }
+    for name, fields in files.items():
+        (folder / name).write_text(json.dumps(fields))
+    if chat is not None:
+        (folder / "chat_template.jinja").write_text(chat)
+
+
+def tokenizer_bundle(folder: Path, tokenizer: Tokenizer, **files: Any) -> Bundle:
+    """A bundle of companions alone, for what looks at no graph."""
+    write_companions(folder, tokenizer, **files)
+    size = max(tokenizer.get_vocab().values()) + 1
+    vocabulary = Vocabulary(size=size, padded_size=size, kept_size=None, map=None)
+    defaults = files.get("generation") or {}
+    return Bundle(folder, manifest(vocabulary=vocabulary, defaults=defaults))
+
+
+def write_bundle(
+    output: Path,
+    tokenizer: Tokenizer,
+    *,
+    padding: int = 0,
+    tied: bool = False,
+    bias: bool = False,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    width: int = H,
+    dtype: str = "float32",
+    generation: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    chat: str | None = CHAT,
+    **changes: Any,
+) -> Bundle:
+    """A portable bundle: a lookup, and a head of random weights with `padding` rows too many."""
+    size = max(tokenizer.get_vocab().values()) + 1
+    V = size + padding
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(V, width)).astype(dtype)
+    embedding = weight if tied else rng.normal(size=(V, width)).astype(dtype)
+    b = rng.normal(size=V).astype(np.float32) if bias else None
+    graphs = {
+        "backbone": lookup_backbone(embedding),
+        "head.lm": head_graph(weight, b, scale, softcap),
+    }
+    head = Head(
+        graph="head.lm",
+        outputs="logits",
+        vocab_size=V,
+        scale=scale,
+        softcap=softcap,
+        bias=bias,
+        weight="embed" if tied else "w",
+        tied=tied,
+        quantization=None,
+    )
+    with draft_bundle(output, force=False) as draft:
+        write_companions(
+            draft.path,
+            tokenizer,
+            generation=generation,
+            config={"vocab_size": V} | (config or {}),
+            chat=chat,
+        )
+        tensors = write_graphs(graphs, HEAD_FILES, draft.path)
+        made = manifest(
+            graphs={
+                name: graph_entry(graph, HEAD_FILES[name], name.split(".")[0])
+                for name, graph in graphs.items()
+            },
+            heads={"lm": head},
+            tensors=tensors,
+            model=Model(
+                architecture="Toy",
+                hidden_size=width,
+                layers=0,
+                max_context=32,
+                dtype="fp16" if dtype == "float16" else "fp32",
+            ),
+            vocabulary=Vocabulary(size=size, padded_size=V, kept_size=None, map=None),
+            defaults=generation or {},
+            session_options={"session.qdq_matmulnbits_accuracy_level": "0"},
+        )
+        preview = draft.preview(msgspec.structs.replace(made, **changes))
+        return draft.commit(write_selftest(preview))
+
+
+def count_texts(
+    path: Path, bundle: Bundle, lines: tuple[str, ...] = LINES[:2], **changes: Any
+) -> Path:
+    """A table of counts of some lines by a bundle's tokenizer."""
+    file = bundle.path / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_padding()
+    size = max(tokenizer.get_vocab().values()) + 1
+    counts = np.zeros(size, np.int64)
+    for line in lines:
+        for token_id in tokenizer.encode(line, add_special_tokens=False).ids:
+            counts[token_id] += 1
+    record = CountsRecord(
+        **{
+            "schema_version": 1,
+            "tokenizer_sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+            "vocab_size": size,
+            "documents": len(lines),
+            "tokens": int(counts.sum()),
+            "bytes": sum(len(line.encode()) for line in lines),
+            "files": (),
+            "method": "plain",
+            "method_reason": "a test",
+            "held_out": None,
+            "deduplication": None,
+            "skipped_documents": 0,
+        }
+        | changes
+    )
+    write_counts(path, TokenCounts(counts, record), force=True)
+    return path
