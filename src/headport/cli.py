@@ -27,7 +27,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("headport.quantize.sweep", "Try recipes for a head; show what each costs and loses."),
     "count": ("headport.quantize.count.command", "Count how often a corpus uses each token."),
     "prune": ("headport.quantize.prune.command", "Keep the tokens that a domain uses."),
-    "prune": ("headport.quantize.prune.command", "Keep the tokens that a domain uses."),
     "lower": ("headport.lowering.command", "Lower a portable bundle to one target."),
     "merge": ("headport.merge.command", "Merge a bundle into one model.onnx for other runtimes."),
     "build": ("headport.build", "Run the stages of a recipe: export, quantise, lower."),
