@@ -74,6 +74,7 @@ class StageSpec:
 
 STAGES = (
     StageSpec("export", "headport.export.command", "export", "model"),
+    StageSpec("prune", "headport.quantize.prune.command", "prune", "bundle"),
     StageSpec("quantize", "headport.quantize.command", "quantize", "bundle"),
     StageSpec("lower", "headport.lowering.command", "lower", "bundle"),
 )
