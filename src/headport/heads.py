@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import BundleError
+from headport.head_subset import HeadSubset
 from headport.manifest import Head
 from headport.session import Session, SessionSettings, open_session
 
@@ -78,6 +80,7 @@ class HeadSessions:
         self._bundle = bundle
         self._settings = settings
         self._full: dict[str, Session] = {}
+        self._subsets: dict[str, HeadSubset] = {}
         self._sessions: dict[str, tuple[Head, Session]] = {}
         for name in names if names is not None else tuple(bundle.manifest.heads):
             head = bundle.manifest.heads[name]
@@ -114,6 +117,13 @@ class HeadSessions:
             session = self._full_session(head.candidates.full)
         [logits] = _run_head(session, hidden_states, ("logits",))
         return logits.astype(np.float32, copy=False)
+
+    def rows(self, hidden_states: Float32, token_ids: Int64, name: str = "lm") -> Float32:
+        self._head(name)
+        if name not in self._subsets:
+            full = partial(self.full_logits, name=name)
+            self._subsets[name] = HeadSubset(self._bundle, name, full)
+        return self._subsets[name].logits(hidden_states, token_ids)
 
     def quantised(self, hidden_states: Float32, name: str = "lm") -> QuantisedLogits:
         head, session = self._head(name)

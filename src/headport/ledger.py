@@ -15,7 +15,7 @@ from headport.bundle import Bundle
 from headport.errors import BundleError
 from headport.manifest import Head, Manifest, Tensor
 
-__all__ = ["find_tensor", "head_weight", "read_tensor"]
+__all__ = ["find_tensor", "head_weight", "read_rows", "read_tensor"]
 
 Array = npt.NDArray[Any]
 
@@ -72,7 +72,30 @@ def read_tensor(bundle: Bundle, tensor: Tensor) -> Array:
         BundleError: If its element type is unknown here or its length does not fit its shape.
     """
     if tensor.dtype in _HALF_BYTES:
-        return _unpack(bundle, tensor)
+        packed = _map_halves(bundle, tensor, (tensor.length,))
+        count = int(np.prod(tensor.shape, dtype=np.int64))
+        return _halves(packed, tensor.dtype)[:count].reshape(tensor.shape)
+    return _widened(_map(bundle, tensor), tensor.dtype)
+
+
+def read_rows(bundle: Bundle, tensor: Tensor, rows: Array) -> Array:
+    """As `read_tensor(bundle, tensor)[rows]`, reading and widening nothing but these rows.
+
+    Args:
+        bundle: Holds the tensor.
+        tensor: Ledger entry.
+        rows: Places along its first axis, int [n].
+    """
+    width = int(np.prod(tensor.shape[1:], dtype=np.int64))
+    if tensor.dtype not in _HALF_BYTES:
+        return _widened(np.array(_map(bundle, tensor)[rows]), tensor.dtype)
+    if width % 2:  # a row may begin inside a byte
+        return read_tensor(bundle, tensor)[rows]
+    packed = _map_halves(bundle, tensor, (tensor.shape[0], width // 2))[rows]
+    return _halves(packed, tensor.dtype).reshape(len(rows), *tensor.shape[1:])
+
+
+def _map(bundle: Bundle, tensor: Tensor) -> Array:
     if tensor.dtype not in _DTYPES:
         raise BundleError(f"{tensor.name}: element type {tensor.dtype} cannot be read")
     dtype = np.dtype(_DTYPES[tensor.dtype])
@@ -83,29 +106,36 @@ def read_tensor(bundle: Bundle, tensor: Tensor) -> Array:
             f"{tensor.length} found in the ledger"
         )
     file = bundle.file(tensor.file)
-    array: Array = np.memmap(file, dtype, "r", tensor.offset, tensor.shape)
-    if tensor.dtype == "float8e4m3fn":
+    return np.memmap(file, dtype, "r", tensor.offset, tensor.shape)
+
+
+def _widened(array: Array, dtype: str) -> Array:
+    if dtype == "float8e4m3fn":
         return _E4M3[array]
-    if tensor.dtype != "bfloat16":
+    if dtype != "bfloat16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
-def _unpack(bundle: Bundle, tensor: Tensor) -> Array:
+def _map_halves(bundle: Bundle, tensor: Tensor, shape: tuple[int, ...]) -> Array:
     count = int(np.prod(tensor.shape, dtype=np.int64))
     if tensor.length != -(-count // 2):
         raise BundleError(
             f"{tensor.name}: {-(-count // 2)} bytes expected for {tensor.dtype} "
             f"{list(tensor.shape)}, {tensor.length} found in the ledger"
         )
-    file = bundle.file(tensor.file)
-    packed = np.memmap(file, np.uint8, "r", tensor.offset, (tensor.length,))
-    values = np.empty((len(packed), 2), np.int8)
-    values[:, 0], values[:, 1] = packed & 15, packed >> 4
-    flat = values.reshape(-1)[:count]
-    if (sign := _HALF_BYTES[tensor.dtype]) > 0:
-        flat = np.where(flat >= sign, flat - 16, flat).astype(np.int8)
-    return flat.reshape(tensor.shape)
+    return np.memmap(bundle.file(tensor.file), np.uint8, "r", tensor.offset, shape)
+
+
+def _halves(packed: Array, dtype: str) -> Array:
+    """4-bit integers of bytes as int8, in one row."""
+    values = np.empty((packed.size, 2), np.int8)
+    flat = packed.reshape(-1)
+    values[:, 0], values[:, 1] = flat & 15, flat >> 4
+    found: Array = values.reshape(-1)
+    if (sign := _HALF_BYTES[dtype]) > 0:
+        found = np.where(found >= sign, found - 16, found).astype(np.int8)
+    return found
 
 
 def _e4m3_values() -> Array:

@@ -149,6 +149,22 @@ class SessionRunner:
     def full_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
         return self._heads.full_logits(hidden_states, name)
 
+    def rows(self, hidden_states: Float32, token_ids: Int64, name: str = "lm") -> Float32:
+        """Logits [N, n] of some tokens, in their order, from their rows of the head alone.
+
+        They are those of `full_logits` within the bound of `headport.head_rows`; where the head's
+        kernel rounds activations, or the tokens are many, they are taken from it.
+
+        Args:
+            hidden_states: [N, H].
+            token_ids: The head's columns, [n].
+            name: The head.
+
+        Raises:
+            BundleError: If a column does not exist.
+        """
+        return self._heads.rows(hidden_states, token_ids, name)
+
     def quantised(self, hidden_states: Float32, name: str = "lm") -> QuantisedLogits:
         return self._heads.quantised(hidden_states, name)
 
