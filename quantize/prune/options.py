@@ -19,6 +19,16 @@ class Options(OptionRecord, frozen=True):
         Path | None,
         option("how often a corpus uses each token, as `headport count` wrote it", metavar="FILE"),
     ] = None
+    corpus: Annotated[
+        tuple[str, ...],
+        option(
+            "count these texts instead: files, folders or patterns, as for `headport count`",
+            metavar="PATH",
+        ),
+    ] = ()
+    field: Annotated[
+        str, option("corpus: field of a JSON line, or column, that holds the text")
+    ] = "text"
     mode: Annotated[
         Literal["output", "both"],
         option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import QuantizeError, UsageError
+from headport.quantize.count.command import Options as CountOptions
+from headport.quantize.count.command import count
 from headport.quantize.count.table import read_counts
 from headport.quantize.prune.closure import Closure
 from headport.quantize.prune.options import Options
@@ -37,10 +40,13 @@ def check_options(options: Options) -> None:
             faults.append(f"--{name.replace('_', '-')} {value}: {least} or more expected")
     if not 0 < options.coverage <= 1:
         faults.append(f"--coverage {options.coverage}: above 0 and at most 1 expected")
-    if options.counts is None and options.keep is None and options.min_count > 0:
-        faults.append("nothing says which tokens to keep: give --counts or --keep")
-    if options.counts is None and options.coverage < 1:
-        faults.append("--coverage is a share of a corpus: give --counts with it")
+    counted = options.counts is not None or bool(options.corpus)
+    if options.counts is not None and options.corpus:
+        faults.append("--counts and --corpus both say what a domain uses: give one of them")
+    if not counted and options.keep is None and options.min_count > 0:
+        faults.append("nothing says which tokens to keep: give --counts, --corpus or --keep")
+    if not counted and options.coverage < 1:
+        faults.append("--coverage is a share of a corpus: give --counts or --corpus with it")
     if faults:
         raise UsageError("; ".join(faults))
 
@@ -73,7 +79,7 @@ def selection_of(options: Options, source: Bundle, closure: Closure, available: 
             f"--keep: the bundle was pruned before and lacks {len(gone)} of these tokens: {shown}"
         )
     wanted = Wanted(
-        counts=None if options.counts is None else _counts(options.counts, source, closure),
+        counts=_corpus_counts(options, source, closure),
         keep=keep,
         drop=_named(options.drop, closure, "--drop"),
         union=tuple(
@@ -94,6 +100,21 @@ def _named(path: Path | None, closure: Closure, flag: str) -> frozenset[int]:
 def _most_frequent(counts: Int64, size: int) -> Int64:
     order = np.argsort(-counts, kind="stable")[:size]
     return order[counts[order] > 0]
+
+
+def _corpus_counts(options: Options, source: Bundle, closure: Closure) -> Int64 | None:
+    if options.counts is not None:
+        return _counts(options.counts, source, closure)
+    if not options.corpus:
+        return None
+    with tempfile.TemporaryDirectory(prefix="headport.") as folder:
+        table = Path(folder) / "counts.parquet"
+        count(
+            CountOptions(
+                model=source.path, corpus=options.corpus, field=options.field, output=table
+            )
+        )
+        return _counts(table, source, closure)
 
 
 def _counts(path: Path, source: Bundle, closure: Closure) -> Int64:
@@ -132,6 +153,7 @@ def chosen_options(options: Options) -> dict[str, Any]:
     return {
         "mode": options.mode,
         "counts": None if options.counts is None else options.counts.name,
+        "corpus": [Path(path).name for path in options.corpus],
         "min_count": options.min_count,
         "coverage": options.coverage,
         "max_size": options.max_size,

@@ -17,10 +17,11 @@ from headport.ledger import head_weight, read_tensor
 from headport.quantize import Options as QuantizeOptions
 from headport.quantize import quantize
 from headport.quantize.prune import Options, prune
+from headport.recipe import read_recipe
 from headport.runner import open_runner
 from headport.runtime import Generator
 from headport.selftest import run_selftest
-from tests.quantize.prune.tokenizers_of import KINDS, byte_level
+from tests.quantize.prune.tokenizers_of import KINDS, LINES, byte_level
 from tests.quantize.prune.toys import H, count_texts, write_bundle
 
 STATES = np.random.default_rng(3).normal(size=(9, H)).astype(np.float32)
@@ -324,6 +325,22 @@ def test_the_command_line(tmp_path: Path, mode: str, capsys: pytest.CaptureFixtu
     assert "exists" in capsys.readouterr().err
 
 
+def test_a_recipe_prunes_between_export_and_quantising(tmp_path: Path) -> None:
+    source = write_bundle(tmp_path / "toy", byte_level())
+    counts = count_texts(tmp_path / "counts.parquet", source)
+    file = tmp_path / "recipe.toml"
+    file.write_text(f"[quantize]\nhead='int8'\n[prune]\ncounts='{counts}'\nleast=1\nmode='both'\n")
+    recipe = read_recipe(file)
+    names = [stage.name for stage in recipe.stages]
+    assert names == ["export", "prune", "quantize"]
+    stage = recipe.stages[1]
+    options = stage.options(recipe.sections["prune"], source.path, tmp_path / "out", str(file))
+    assert stage.run(options).manifest.vocabulary.checkpoint_ids is not None
+    file.write_text("[prune]\nmax_size = 0\nmin_count = 0\n")
+    with pytest.raises(UsageError, match="--max-size 0"):
+        read_recipe(file)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -333,6 +350,7 @@ def test_the_command_line(tmp_path: Path, mode: str, capsys: pytest.CaptureFixtu
         ({"max_size": 0}, "--max-size 0: 1 or more"),
         ({"counts": None}, "nothing says which tokens to keep"),
         ({"counts": None, "min_count": 0, "coverage": 0.5}, "--coverage is a share of a corpus"),
+        ({"corpus": ("x.txt",)}, "--counts and --corpus both say"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
@@ -341,6 +359,17 @@ def test_options_that_make_no_sense_are_refused(
     asked = {"counts": tmp_path / "counts.parquet"} | options
     with pytest.raises(UsageError, match=message):
         prune(Options(bundle=tmp_path / "in", output=tmp_path / "out", **asked))
+
+
+def test_a_corpus_is_counted_on_the_way(tmp_path: Path) -> None:
+    source = write_bundle(tmp_path / "toy", byte_level())
+    (tmp_path / "corpus.txt").write_text("\n\n".join(LINES[:2]))
+    options = {"least": 1, "corpus": (str(tmp_path / "corpus.txt"),)}
+    bundle = prune(Options(bundle=source.path, output=tmp_path / "out", **options))
+    counted = _pruned(tmp_path, source)
+    new = set(_columns(bundle, source)) ^ set(_columns(counted, source))
+    assert len(new) <= 1  # the blank lines between the texts
+    assert bundle.manifest.provenance.stages[-1].options["corpus"] == ["corpus.txt"]
 
 
 def test_a_corpus_in_another_language_is_refused(tmp_path: Path) -> None:
