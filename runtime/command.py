@@ -30,6 +30,36 @@ class Options(OptionRecord, frozen=True):
     top_k: Annotated[int | None, option("most likely tokens kept; 0 is off")] = None
     top_p: Annotated[float | None, option("mass of the tokens kept; 1 is off")] = None
     min_p: Annotated[float | None, option("least share of the top probability; 0 is off")] = None
+    typical_p: Annotated[float | None, option("mass of the least surprising; 1 is off")] = None
+    epsilon_cutoff: Annotated[float | None, option("least probability; 0 is off")] = None
+    eta_cutoff: Annotated[float | None, option("the same, less where unsure; 0 is off")] = None
+    repetition_penalty: Annotated[
+        float | None, option("of tokens in the prompt and the reply; 1 is off")
+    ] = None
+    presence_penalty: Annotated[float | None, option("of tokens in the reply; 0 is off")] = None
+    frequency_penalty: Annotated[
+        float | None, option("per time that a token stands in the reply; 0 is off")
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int | None, option("tokens in a row that never come twice; 0 is off")
+    ] = None
+    suppress_tokens: Annotated[
+        tuple[int, ...] | None, option("token ids that are never chosen")
+    ] = None
+    min_new_tokens: Annotated[int | None, option("no end token before; 0 is off")] = None
+    stop: Annotated[tuple[str, ...] | None, option("texts that end the reply")] = None
+    n: Annotated[int | None, option("replies: samples, or the best beams")] = None
+    num_beams: Annotated[int | None, option("beams of a beam search; 1 is none")] = None
+    length_penalty: Annotated[float | None, option("of beams: above 0 favours longer replies")] = (
+        None
+    )
+    early_stopping: Annotated[
+        Literal["no", "yes", "never"] | None,
+        option("of beams: end when enough are complete; never: only when no other can be better"),
+    ] = None
+    logprobs: Annotated[
+        int | None, option("with --json: likelihoods of each token and of so many others")
+    ] = None
     seed: Annotated[int | None, option("key of the noise; drawn where not given")] = None
     exact: Annotated[
         Literal["auto", "always", "never"],
@@ -47,17 +77,18 @@ class Options(OptionRecord, frozen=True):
 
 
 _EXACT = {"auto": None, "always": True, "never": False}
+_EARLY = {None: None, "no": False, "yes": True, "never": "never"}
 
 
-def generate(options: Options) -> tuple[Generation, dict[str, Any]]:
-    """Continue one prompt, saying each part of the text as it comes.
+def generate(options: Options) -> tuple[list[Generation], dict[str, Any]]:
+    """Continue one prompt. One reply is said part by part as it comes, several when all are there.
 
     Returns:
-        The reply; and what was measured: `seconds` without loading, `tokens_per_second` of the
-        tokens after the first, and the generator's `stats`.
+        The replies; and what was measured: `seconds` without loading, `tokens_per_second` of the
+        tokens after the first of a single reply, and the generator's `stats`.
 
     Raises:
-        HeadportError: As `Generator` and `Generator.stream`.
+        HeadportError: As `Generator`, `Generator.stream` and `Generator.generate`.
     """
     generator = Generator(
         options.bundle,
@@ -71,8 +102,28 @@ def generate(options: Options) -> tuple[Generation, dict[str, Any]]:
     if options.chat:
         prompt = generator.chat_ids([{"role": "user", "content": options.prompt}])
     names = Request.__annotations__.keys() & set(options.__struct_fields__)
-    given = {name: v for name in names if (v := getattr(options, name)) is not None}
-    start = first = time.perf_counter()
+    given: dict[str, Any] = {name: getattr(options, name) for name in names}
+    given["early_stopping"] = _EARLY[options.early_stopping]
+    defaults = generator.defaults
+    single = max(options.n or defaults.n, options.num_beams or defaults.beams.num_beams) == 1
+    start = time.perf_counter()
+    replies, speed = _streamed(generator, prompt, given) if single else (None, None)
+    if replies is None:
+        replies = generator.generate([prompt], **given)
+        for n, reply in enumerate(replies):
+            score = "" if reply.score is None else f", score {reply.score:.4f}"
+            say(f"[{n + 1}{score}] {reply.text}")
+    return replies, {
+        "seconds": time.perf_counter() - start,
+        "tokens_per_second": speed,
+        "stats": dataclasses.asdict(generator.stats),
+    }
+
+
+def _streamed(
+    generator: Generator, prompt: str | list[int], given: dict[str, Any]
+) -> tuple[list[Generation], float | None]:
+    first = 0.0
     stream = generator.stream(prompt, **given)
     for token in stream:
         if token.step == 0:
@@ -80,18 +131,17 @@ def generate(options: Options) -> tuple[Generation, dict[str, Any]]:
         say(token.text, end="")
     end = time.perf_counter()
     say("")
-    reply = stream.generation
-    later = len(reply.token_ids) - 1
-    return reply, {
-        "seconds": end - start,
-        "tokens_per_second": later / (end - first) if later else None,
-        "stats": dataclasses.asdict(generator.stats),
-    }
+    later = len(stream.generation.token_ids) - 1
+    return [stream.generation], later / (end - first) if later else None
 
 
 def run(options: Options) -> Outcome:
     """Generate, and tell how it ended."""
-    reply, measured = generate(options)
-    seed = "" if reply.seed is None else f", seed {reply.seed}"
-    text = f"[{len(reply.token_ids)} tokens, ended by {reply.finish_reason}{seed}]"
-    return Outcome(text, dataclasses.asdict(reply) | measured)
+    replies, measured = generate(options)
+    lines = []
+    for reply in replies:
+        seed = "" if reply.seed is None else f", seed {reply.seed}"
+        lines.append(f"[{len(reply.token_ids)} tokens, ended by {reply.finish_reason}{seed}]")
+    several: dict[str, Any] = {"replies": [dataclasses.asdict(reply) for reply in replies]}
+    document = several["replies"][0] if len(replies) == 1 else several
+    return Outcome("\n".join(lines), document | measured)

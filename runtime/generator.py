@@ -19,7 +19,7 @@ from headport.errors import BundleError, PromptError, RequestError
 from headport.providers import AUTO, find_provider
 from headport.runner import Runner, open_runner
 from headport.runtime.chat import chat_ids
-from headport.runtime.generation_config import read_defaults
+from headport.runtime.generation_config import Defaults, read_defaults
 from headport.runtime.parameters import Options, check_ids, resolve
 from headport.runtime.prompts import Prompt, fit, read_masks, read_prompts, read_starts
 from headport.runtime.replies import RowMaker, beam_steps, check_streamed, replies_of
@@ -157,6 +157,11 @@ class Generator:
     def heads(self) -> tuple[str, ...]:
         """Names of the bundle's heads."""
         return tuple(self.bundle.manifest.heads)
+
+    @property
+    def defaults(self) -> Defaults:
+        """What holds where a call says nothing."""
+        return self._defaults
 
     @property
     def stats(self) -> Stats:

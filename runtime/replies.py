@@ -15,6 +15,7 @@ from headport.errors import RequestError
 from headport.runner import Runner
 from headport.runtime.beams import BeamSearch
 from headport.runtime.parameters import Request
+from headport.runtime.rerank import rerank_replies
 from headport.runtime.results import Generation
 from headport.runtime.row import Row
 from headport.runtime.sampling.chooser import Chooser
@@ -104,7 +105,7 @@ def replies_of(rows: Sequence[Row], rerank: Callable[..., Any] | None) -> list[G
     by_prompt: dict[int, list[Generation]] = {}
     for row in rows:
         by_prompt.setdefault(row.index, []).append(_generation(row))
-    found = (list(rerank(each)) if rerank else each for each in by_prompt.values())
+    found = (rerank_replies(rerank, each) if rerank else each for each in by_prompt.values())
     return [reply for each in found for reply in each]
 
 

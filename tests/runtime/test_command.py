@@ -34,12 +34,9 @@ def test_the_document_says_all_that_was_in_effect(bundle, capsys):
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert document["parameters"]["max_new_tokens"] == 6
-    assert document["parameters"]["sampling"] == {
-        "temperature": 0.5,
-        "top_k": 9,
-        "top_p": 1.0,
-        "min_p": 0.0,
-    }
+    sampling = document["parameters"]["sampling"]
+    assert (sampling["temperature"], sampling["top_k"], sampling["top_p"]) == (0.5, 9, 1.0)
+    assert sampling["repetition_penalty"] == 1.0 and sampling["allowed"] is None
     # No seed was given, so any token may come, the one that ends the reply included.
     token_ids = document["token_ids"]
     ended = token_ids[-1] == 0
@@ -84,3 +81,45 @@ def test_an_empty_prompt_and_a_missing_bundle(bundle, tmp_path, capsys):
     assert "prompt 0 is empty" in capsys.readouterr().err
     assert main(["generate", str(tmp_path / "none"), "-p", "a"]) == 2
     assert "nothing is there" in capsys.readouterr().err
+
+
+def test_rules_of_the_sampler_reach_it(bundle):
+    rules = {"no_repeat_ngram_size": 1, "suppress_tokens": (0, 5), "repetition_penalty": 1.2}
+    outcome = run(Options(bundle=bundle, prompt=PROMPT, max_new_tokens=6, logprobs=2, **rules))
+    document = outcome.document
+    assert len(set(document["token_ids"])) == 6 and not {0, 5} & set(document["token_ids"])
+    assert document["parameters"]["sampling"]["suppress_tokens"] == (0, 5)
+    assert len(document["logprobs"]) == 6 and len(document["logprobs"][0]["top_logprobs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "count"),
+    [(("--n", "3", "--temperature", "1", "--seed", "5"), 3), (("--num-beams", "2", "--n", "2"), 2)],
+    ids=["samples", "beams"],
+)
+def test_several_replies_come_one_below_the_other(bundle, capsys, tmp_path, more, count):
+    file = tmp_path / "reply.json"
+    assert main(words(bundle, "--json", str(file), *more)) == 0
+    document = json.loads(file.read_text())
+    assert len(document["replies"]) == count and document["tokens_per_second"] is None
+    out = capsys.readouterr().out
+    assert "[1" in out and f"[{count}" in out and out.count("ended by") == count
+    scores = [reply["score"] for reply in document["replies"]]
+    assert scores == sorted(scores, reverse=True) if "--num-beams" in more else scores == [None] * 3
+
+
+def test_early_stopping_is_a_word(bundle):
+    options = {"num_beams": 2, "length_penalty": -1.0, "early_stopping": "never"}
+    outcome = run(Options(bundle=bundle, prompt=PROMPT, max_new_tokens=4, **options))
+    assert outcome.document["parameters"]["beams"] == {
+        "num_beams": 2,
+        "length_penalty": -1.0,
+        "early_stopping": "never",
+    }
+
+
+def test_options_that_do_not_go_together_are_refused(bundle, capsys):
+    assert main(words(bundle, "--n", "2")) == 2
+    assert "n=2 greedy replies would all be equal" in capsys.readouterr().err
+    assert main(words(bundle, "--num-beams", "2", "--temperature", "1")) == 2
+    assert "beam search is greedy" in capsys.readouterr().err
