@@ -44,6 +44,7 @@ from headport.export.hygiene import check_constants
 from headport.export.names import note_provenance
 from headport.export.onnx_weights import unused_parameters
 from headport.export.parity import plan_parity, prove, reference_logits
+from headport.export.position_tables import check_position_tables
 from headport.export.precision import convert_model, parameter_bytes
 from headport.export.states import chunk_lengths
 from headport.export.streamed import Road, load_streamed
@@ -129,6 +130,7 @@ def export(options: Options) -> Bundle:
             model, road = load_model(checkpoint), Road("loaded", str(error))
             head = convert_model(model, head, _DTYPES[options.dtype])
             backbone = trace_backbone(model, shapes)
+        check_position_tables(backbone, max_context)
         windows = attention_windows(backbone)
         plan.check_windows(windows, max_context)
         phase("writing")

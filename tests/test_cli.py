@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +159,38 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_verb_prints_help_and_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "verbs:" in capsys.readouterr().out
+
+
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+    # A verb that would write for a minute, ended from outside.
+    script = tmp_path / "verb.py"
+    script.write_text(
+        "import sys, time, types\n"
+        "from pathlib import Path\n"
+        "from headport import cli\n"
+        "from headport.bundle import draft_bundle\n"
+        "from headport.command import OptionRecord\n"
+        "class Options(OptionRecord, frozen=True):\n"
+        "    'None.'\n"
+        "def run(options):\n"
+        "    with draft_bundle(Path(sys.argv[1]) / 'out', force=False):\n"
+        "        print('writing', flush=True)\n"
+        "        time.sleep(60)\n"
+        "sys.modules['slow'] = types.SimpleNamespace(SUMMARY='', Options=Options, run=run)\n"
+        "cli.COMMANDS['slow'] = ('slow', '')\n"
+        "sys.exit(cli.main(['slow']))\n"
+    )
+    folder = tmp_path / "work"
+    folder.mkdir()
+    with subprocess.Popen(
+        [sys.executable, str(script), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "writing\n"
+        process.terminate()
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        assert "SIGTERM; nothing was written" in process.stderr.read()
+    assert list(folder.iterdir()) == []

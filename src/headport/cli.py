@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         set_quiet(found.quiet, json_on_stdout=found.json == "-")
         if found.json not in (None, "-"):
             check_writable(Path(found.json))
-        outcome = module.run(options_from_namespace(module.Options, found))
+        with _ended_by_signal():
+            outcome = module.run(options_from_namespace(module.Options, found))
         _deliver(outcome, found)
         return int(outcome.exit_code)
     except HeadportError as error:
@@ -68,6 +73,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("headport: interrupted; nothing was written", file=sys.stderr)
         return 130
+    except _Terminated:
+        print("headport: ended by SIGTERM; nothing was written", file=sys.stderr)
+        return 128 + signal.SIGTERM
     except BrokenPipeError:  # the reader of our stdout has gone, as in `headport … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -75,6 +83,25 @@ def main(argv: list[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"headport: {where}{error.strerror or error}", file=sys.stderr)
         return 2
+
+
+class _Terminated(BaseException):
+    """SIGTERM as an exception, so that drafts are removed as after Ctrl-C."""
+
+
+@contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,24 +11,18 @@ in beyond a length, have no table; their rotation stays where it is.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from headport.lowering.emit import attribute
 from headport.lowering.match import Match
 from headport.lowering.positions import step_positions
-from headport.session import SessionSettings, open_session
+from headport.lowering.subgraphs import run_between
 
 __all__ = ["rotate_inside"]
-
-Array = npt.NDArray[Any]
 
 _OPERATOR = "GroupQueryAttention"
 _COS, _SIN = 7, 8  # places of its inputs
@@ -127,17 +121,18 @@ def _tables(
     model: ir.Model, rotation: _Rotation, slots: int, index: int
 ) -> tuple[ir.Value, ir.Value] | str:
     """Tables of cos and sin, [slots, angles], as constants of the graph, or why there are none."""
-    try:
-        graph = ir.convenience.extract(
-            model.graph, [step_positions(model)], [rotation.cos, rotation.sin]
-        )
-    except ValueError:
-        return "its angles depend on more than the position"
+    for value in (rotation.cos, rotation.sin):
+        value.type = value.type or rotation.x.type
     probes = _PROBES % slots
-    graph.inputs[0].type = ir.TensorType(ir.DataType.INT64)
-    for value in graph.outputs:
-        value.type = rotation.x.type
-    whole, probed = _run(graph, [np.arange(slots)[None], probes])
+    found = run_between(
+        model.graph,
+        step_positions(model),
+        [rotation.cos, rotation.sin],
+        [np.arange(slots)[None], probes],
+    )
+    if found is None:
+        return "its angles depend on more than the position"
+    whole, probed = found
     if not all(np.array_equal(t[0][probes[0]], p[0]) for t, p in zip(whole, probed, strict=True)):
         return "its angles depend on the other positions of a step"
     size, angles = rotation.head_size, whole[0].shape[-1]
@@ -154,18 +149,6 @@ def _tables(
         made.append(ir.val(tensor.name, const_value=tensor))
         model.graph.register_initializer(made[-1])
     return made[0], made[1]
-
-
-def _run(graph: ir.Graph, positions: list[Array]) -> list[list[Array]]:
-    names = [value.name or "" for value in graph.outputs]
-    inner = ir.Model(graph, ir_version=10)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "angles.onnx"
-        ir.save(inner, file)
-        session = open_session(file, {}, SessionSettings(threads=1, provider="cpu"))
-        port = graph.inputs[0].name or ""
-        runs = [session.run({port: ids.astype(np.int64)}) for ids in positions]
-    return [[run[name] for name in names] for run in runs]
 
 
 def _move(rotation: _Rotation, tables: tuple[ir.Value, ir.Value]) -> None:
