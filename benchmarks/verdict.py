@@ -1,222 +1,201 @@
-"""Whether the verdict can be trusted: coverage, false failures and power on thousands of runs.
+"""Whether the verdict can be trusted: thousands of runs whose truth is known, judged by the gates.
 
-    python -m benchmarks.verdict [--runs 4000] [--report report.json …]
+    python -m benchmarks.verdict [--runs 4000] [--store ref/] [--report report.json …]
 
-A run draws documents again, plants a drift whose size is known, and asks `headport.validate` for
-its interval and verdict. Documents come from `by_document` of real reports where they are given,
-else from a population with the spread that INT8 heads show on English and code. Nothing else is
-simulated: intervals, gates and recommended sample sizes are those of the package.
+A population of documents is scored once, as `headport validate` scores them. A run draws some of
+them with replacement, so the truth is the population's own figure, or one that was planted; then
+`headport.validate.figures` and `headport.validate.gates.evaluate` say what they say of a real run.
+
+Populations: simulated logits with zero-mean noise of the size that an INT8 head has; the same noise
+on the logits of a stored reference; the documents of real reports, with the drift they have.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from headport.validate.certainty import bootstrap, bounds, ratio, share_bounds, tokens_for
+from benchmarks.populations import Population, of_reports, of_store, simulated
+from headport.validate.certainty import bootstrap
+from headport.validate.figures import FIGURES
+from headport.validate.gates import DEFAULT_GATES, GateRule, Judged, evaluate
+from headport.validate.report import GateResult, Metric, Metrics
+from headport.validate.sums import Part
 
-__all__ = ["Population", "main", "study"]
+__all__ = ["main", "study"]
 
-Float64 = npt.NDArray[np.float64]
-
-# Per-token differences of NLL under an INT8 head (block 64, rounded activations) of SmolLM2-135M:
-# heavy-tailed, RMS about 0.05 nats, and a document's own level of about 0.004.
-_TOKEN_RMS, _DOCUMENT_RMS, _FREEDOM = 0.05, 0.004, 4.0
-_FLIP_RATE, _FLIP_SPREAD = 0.02, 0.5
-_DRIFTS = {0.003: 0.80, 0.005: 0.95, 0.01: 0.99}  # ln perplexity ratio → least power
-_LIMIT = math.log(1.003)
-_BATCH = 200  # runs at a time
-
-
-@dataclass(frozen=True)
-class Population:
-    """Documents to draw from: tokens, sums of NLL differences and of flips, each [D]."""
-
-    tokens: Float64
-    differences: Float64
-    flips: Float64
-    source: str
-
-    @classmethod
-    def simulated(cls, documents: int = 20_000, seed: int = 1) -> Population:
-        """A large population whose mean difference is exactly 0."""
-        rng = np.random.default_rng(seed)
-        tokens = np.clip(rng.lognormal(4.9, 0.6, documents).astype(np.int64), 64, 1024)
-        level = _DOCUMENT_RMS * rng.standard_normal(documents)
-        # A sum of n heavy-tailed differences: Student's t has variance f / (f − 2).
-        scale = _TOKEN_RMS / math.sqrt(_FREEDOM / (_FREEDOM - 2))
-        ends = np.cumsum(tokens)
-        steps = scale * rng.standard_t(_FREEDOM, int(ends[-1]))
-        sums = np.add.reduceat(steps, np.append(0, ends[:-1])) + level * tokens
-        sums -= tokens * sums.sum() / tokens.sum()
-        rate = np.minimum(_FLIP_RATE * rng.lognormal(0, _FLIP_SPREAD, documents), 0.5)
-        return cls(
-            tokens.astype(np.float64), sums, rng.binomial(tokens, rate).astype(float), "made"
-        )
-
-    @classmethod
-    def of_reports(cls, files: list[Path]) -> Population:
-        """The documents of reports, their mean difference taken out."""
-        rows: list[dict[str, Any]] = []
-        for file in files:
-            rows += json.loads(file.read_text(encoding="utf-8"))["by_document"]
-        tokens = np.array([row["tokens"] for row in rows], np.float64)
-        found = np.array([row["nll_candidate"] - row["nll_reference"] for row in rows]) * tokens
-        found -= tokens * found.sum() / tokens.sum()
-        flips = np.array([1 - row["top1_agreement"] for row in rows]) * tokens
-        names = ", ".join(file.name for file in files)
-        return cls(tokens, found, flips, f"{len(rows)} documents of {names}")
-
-    def draw(
-        self, rng: np.random.Generator, runs: int, documents: int
-    ) -> tuple[Float64, Float64, Float64]:
-        """Tokens, differences and flips of `documents` documents drawn with replacement."""
-        at = rng.integers(0, len(self.tokens), (runs, documents))
-        return self.tokens[at], self.differences[at], self.flips[at]
+_GATES = DEFAULT_GATES["int8"]
+_OF_GATES = tuple(gate.metric for gate in _GATES)
+_DRIFTS = {0.003: 0.80, 0.005: 0.95, 0.01: 0.99}  # planted perplexity drift → least power
+_SIZES = (20, 60, 200)  # documents
+_FIRST_RUN = 60  # documents from which the tool recommends a sample size
+_NO_DRIFT = (GateRule(metric="perplexity_ratio", max=1.0),)  # fails where a drift is found
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the study."""
+    """One line of the study: how often something happened, and how often it may."""
 
     what: str
-    documents: int
+    documents: str
     tokens: int
     runs: int
-    value: float
+    share: float
     least: float
     most: float
 
     def __bool__(self) -> bool:
-        return self.least <= self.value <= self.most
+        return self.least <= self.share <= self.most
+
+    def cells(self) -> tuple[str, ...]:
+        """As the table shows it."""
+        wanted = f"{self.least * 100:g}–{self.most * 100:g} %"
+        if self.least == 0:
+            wanted = f"≤ {self.most * 100:g} %"
+        elif self.most == 1:
+            wanted = f"≥ {self.least * 100:g} %"
+        return (
+            self.what,
+            self.documents,
+            str(self.tokens),
+            str(self.runs),
+            f"{self.share:.1%}".replace("%", " %"),
+            wanted + ("" if self else " OUTSIDE"),
+        )
 
 
 def study(population: Population, runs: int, seed: int = 0) -> list[Row]:
-    """Coverage, false failures and power."""
-    rng = np.random.default_rng(seed)
-    rows = [_coverage(population, rng, runs, documents) for documents in (20, 60, 200)]
-    rows += [_share_coverage(population, rng, runs, documents) for documents in (60, 200)]
-    rows.append(_bootstrap_coverage(population, rng, min(runs, 2000), 60))
-    rows += [_false_failures(population, rng, runs, documents) for documents in (20, 60, 200)]
-    rows += _power(population, rng, runs)
-    return rows
-
-
-def _blocks(runs: int) -> list[int]:
-    return [min(_BATCH, runs - at) for at in range(0, runs, _BATCH)]
-
-
-def _rate(hits: list[npt.NDArray[np.bool_]]) -> float:
-    return float(np.concatenate(hits).mean())
-
-
-def _coverage(population: Population, rng: Any, runs: int, documents: int) -> Row:
-    hits = []
-    for size in _blocks(runs):
-        tokens, found, _ = population.draw(rng, size, documents)
-        low, high = bounds(ratio(found, tokens))
-        hits.append((low <= 0) & (high >= 0))
-    return _Sample(population, documents, runs).row(
-        "coverage, ln PPL ratio", _rate(hits), 0.93, 0.97
-    )
-
-
-def _share_coverage(population: Population, rng: Any, runs: int, documents: int) -> Row:
-    truth = 1 - population.flips.sum() / population.tokens.sum()
-    hits = []
-    for size in _blocks(runs):
-        tokens, _, flips = population.draw(rng, size, documents)
-        low, high = share_bounds(ratio(tokens - flips, tokens), tokens.sum(axis=1))
-        hits.append((low <= truth) & (high >= truth))
-    return _Sample(population, documents, runs).row("coverage, top-1", _rate(hits), 0.93, 0.97)
-
-
-def _bootstrap_coverage(population: Population, rng: Any, runs: int, documents: int) -> Row:
-    tokens, found, _ = population.draw(rng, runs, documents)
-    pairs = [
-        bootstrap(f, n, draws=500, seed=i)
-        for i, (f, n) in enumerate(zip(found, tokens, strict=True))
+    """Coverage, false failures, false passes, and power at the recommended size."""
+    trial = _Trial(population, np.random.default_rng(seed), runs)
+    return [
+        *trial.coverage(),
+        trial.bootstrap_coverage(),
+        *trial.wrong_verdicts("failed", 0.05),
+        *trial.wrong_verdicts("passed", 0.05),
+        *trial.power(),
     ]
-    hit = np.array([low <= 0 <= high for low, high in pairs])
-    # Percentile intervals of few documents are known to be a little short.
-    sample = _Sample(population, documents, runs)
-    return sample.row("coverage, bootstrap", float(hit.mean()), 0.92, 0.97)
 
 
-def _false_failures(population: Population, rng: Any, runs: int, documents: int) -> Row:
-    """The truth lies exactly on the limit of the gate; a failed verdict is a false one."""
-    hits = []
-    for size in _blocks(runs):
-        tokens, found, _ = population.draw(rng, size, documents)
-        low, _ = bounds(ratio(found + _LIMIT * tokens, tokens))
-        hits.append(low > _LIMIT)
-    return _Sample(population, documents, runs).row(
-        "false failures at the limit", _rate(hits), 0.0, 0.05
-    )
+def _judged(part: Part) -> Judged:
+    """The figures that gates look at; percentiles, which draws do not keep, are left out."""
+    none = Metric(value=None)
+    found = {f.name: f.of(part) if f.name in _OF_GATES else none for f in FIGURES}
+    return Judged(Metrics(**found), part.tokens)
 
 
-def _power(population: Population, rng: Any, runs: int) -> list[Row]:
-    """At the sample size that a first, small run recommends for a drift of 0.3 %."""
-    tokens, found, _ = population.draw(rng, 200, 60)
-    estimate = ratio(found, tokens)
-    needed = [
-        tokens_for(_LIMIT, float(error), int(count))
-        for error, count in zip(estimate.error, tokens.sum(axis=1), strict=True)
-    ]
-    recommended = float(np.median([count for count in needed if count is not None]))
-    documents = max(20, math.ceil(recommended / population.tokens.mean()))
-    rows = []
-    for drift, least in _DRIFTS.items():
-        hits = []
-        for size in _blocks(runs):
-            tokens, found, _ = population.draw(rng, size, documents)
-            low, _ = bounds(ratio(found + math.log1p(drift) * tokens, tokens))
-            hits.append(low > 0)
-        what = f"drift of {drift:.1%} found at the recommended size"
-        rows.append(_Sample(population, documents, runs).row(what, _rate(hits), least, 1.0))
-    return rows
+def _verdicts(part: Part, rules: Sequence[GateRule] = _GATES) -> tuple[GateResult, ...]:
+    return evaluate(rules, _judged(part), {})
 
 
 @dataclass(frozen=True)
-class _Sample:
-    """How many runs of how many documents."""
-
+class _Trial:
     population: Population
-    documents: int
+    rng: np.random.Generator
     runs: int
 
-    def row(self, what: str, value: float, least: float, most: float) -> Row:
-        tokens = round(self.documents * float(self.population.tokens.mean()))
-        return Row(what, self.documents, tokens, self.runs, value, least, most)
+    def _row(
+        self, what: str, documents: float, hits: int, bounds: tuple[float, float], runs: int = 0
+    ) -> Row:
+        runs = runs or self.runs
+        tokens = round(documents * self.population.tokens_per_document)
+        shown = f"{documents:.0f}"
+        return Row(what, shown, tokens, runs, float(hits / runs), *bounds)
+
+    def _count(self, documents: int, counts: Callable[[Part], bool], of: Population) -> int:
+        return sum(counts(of.draw(self.rng, documents)) for _ in range(self.runs))
+
+    def coverage(self) -> list[Row]:
+        """How often the interval of a figure holds the population's own."""
+        truth = {metric: self.population.truth(metric) for metric in _OF_GATES}
+        rows = []
+        for documents in _SIZES:
+            hits = dict.fromkeys(_OF_GATES, 0)
+            for _ in range(self.runs):
+                metrics = _judged(self.population.draw(self.rng, documents)).metrics
+                for name, value in truth.items():
+                    found: Metric = getattr(metrics, name)
+                    assert found.low is not None and found.high is not None
+                    hits[name] += found.low <= value <= found.high
+            rows += [
+                self._row(f"interval of `{name}` holds the truth", documents, hit, (0.93, 0.97))
+                for name, hit in hits.items()
+            ]
+        return rows
+
+    def bootstrap_coverage(self) -> Row:
+        """The same of the bootstrap, which the report gives as a check of the formula."""
+        truth, runs = np.log(self.population.truth("perplexity_ratio")), min(self.runs, 2000)
+        hits = 0
+        for seed in range(runs):
+            part = self.population.draw(self.rng, _FIRST_RUN)
+            drift = part.column("nll_candidate") - part.column("nll_reference")
+            low, high = bootstrap(drift, part.weights, draws=500, seed=seed)
+            hits += low <= truth <= high
+        # Percentile intervals of few documents are known to be a little short.
+        what = "bootstrap interval of ln `perplexity_ratio` holds the truth"
+        return self._row(what, _FIRST_RUN, hits, (0.92, 0.97), runs)
+
+    def wrong_verdicts(self, verdict: str, most: float) -> list[Row]:
+        """The truth lies just on the limit (no failure is right) or margin (no pass is)."""
+        rows = []
+        for place, rule in enumerate(_GATES):
+            beyond = rule.margin if verdict == "passed" else 0.0
+            limit = rule.max + beyond if rule.max is not None else (rule.min or 0.0) - beyond
+            where = "limit + margin" if beyond else "limit"
+            planted = self.population.planted(rule.metric, limit)
+            for documents in _SIZES:
+                hits = self._count(
+                    documents,
+                    lambda part, place=place: _verdicts(part)[place].verdict == verdict,  # type: ignore[misc]
+                    planted,
+                )
+                what = f"`{rule.metric}` truly on its {where}, verdict `{verdict}`"
+                rows.append(self._row(what, documents, hits, (0.0, most)))
+        return rows
+
+    def power(self) -> list[Row]:
+        """At the size that a first run's gate recommends; each run has a first run of its own."""
+        quiet = self.population.planted("perplexity_ratio", 1.0)
+        rows = []
+        for drift, least in _DRIFTS.items():
+            planted = self.population.planted("perplexity_ratio", 1 + drift)
+            hits, sizes = 0, []
+            for _ in range(self.runs):
+                first = quiet.draw(self.rng, _FIRST_RUN)
+                gate = next(g for g in _verdicts(first) if g.metric == "perplexity_ratio")
+                assert gate.tokens_recommended is not None
+                documents = max(2, round(gate.tokens_recommended * _FIRST_RUN / first.tokens))
+                sizes.append(documents)
+                (found,) = _verdicts(planted.draw(self.rng, documents), _NO_DRIFT)
+                hits += found.verdict == "failed"
+            what = f"drift of {drift:.1%} found at the recommended size".replace("%", " %")
+            rows.append(self._row(what, float(np.mean(sizes)), hits, (least, 1.0)))
+        return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the study; exit 1 if a row is outside its range."""
+    """Print the study as Markdown; exit 1 if a row is outside its range."""
     parser = argparse.ArgumentParser(prog="benchmarks.verdict", description=__doc__)
     parser.add_argument("--runs", type=int, default=4000)
+    parser.add_argument("--store", type=Path, metavar="FOLDER", help="of `headport reference`")
     parser.add_argument("--report", type=Path, nargs="*", default=[], metavar="FILE")
-    found = parser.parse_args(arguments)
-    populations = [Population.simulated()]
-    if found.report:
-        populations.append(Population.of_reports(found.report))
+    given = parser.parse_args(arguments)
+    populations = [simulated()]
+    populations += [of_store(given.store)] if given.store else []
+    populations += [of_reports(given.report)] if given.report else []
     bad = 0
     for population in populations:
-        print(f"documents: {population.source}, {population.tokens.mean():.0f} tokens on average")
-        for row in study(population, found.runs):
-            bad += not row
-            print(
-                f"  {row.what:<46} {row.documents:>4} documents ({row.tokens:>6} tokens) "
-                f"{row.runs} runs: {row.value:7.2%}  wanted {row.least:.0%} … {row.most:.0%}"
-                f"{'' if row else '  OUTSIDE'}"
-            )
+        print(f"\n{population.source}; {population.words()}\n")
+        head = ("", "documents", "tokens", "runs", "found", "wanted")
+        rows = study(population, given.runs)
+        for cells in (head, ("---",) * len(head), *(row.cells() for row in rows)):
+            print("| " + " | ".join(cells) + " |")
+        bad += sum(not row for row in rows)
     return int(bad > 0)
 
 

@@ -262,8 +262,9 @@ def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall
         ignored_ids=settings.ignored_ids,
         weights="every token counts once" if weights <= {1.0} else "by the weight of its document",
         confidence=(
-            f"{CONFIDENCE:.0%} intervals, clustered by document: value ± t · SE for means, Wilson "
-            "with the effective sample size for shares; percentiles and extremes have none"
+            f"{CONFIDENCE:.0%} intervals, clustered by document: value ± t · SE for means, on the "
+            "logarithm for KL and total variation, Wilson with the effective sample size for "
+            "shares; percentiles and extremes have none"
         ),
         context=candidate.context,
         batch_size=settings.batch_size,

@@ -21,6 +21,7 @@ __all__ = [
     "bootstrap",
     "bounds",
     "detectable",
+    "positive_bounds",
     "ratio",
     "share_bounds",
     "student_quantile",
@@ -105,6 +106,23 @@ def bounds(estimate: Estimate) -> tuple[Float64, Float64]:
     """Confidence interval of a mean: value ± t · SE with G − 1 degrees of freedom."""
     half = _quantiles(estimate) * estimate.error
     return estimate.value - half, estimate.value + half
+
+
+def positive_bounds(estimate: Estimate) -> tuple[Float64, Float64]:
+    """Confidence interval of a mean that cannot be negative, and is often skewed, such as a KL.
+
+    exp(ln m ± t · SE / m): the interval of the logarithm, by the delta method. Few documents tend
+    to lack the rare large values, so the symmetric interval ends too low too often.
+
+    Source: Efron & Tibshirani 1993, "An Introduction to the Bootstrap", chapter 12, on scales on
+    which an error is nearly normal.
+    """
+    m = estimate.value
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        factor = np.exp(_quantiles(estimate) * estimate.error / m)
+        low, high = m / factor, m * factor
+    nothing = (m == 0) & (estimate.error == 0)
+    return np.where(nothing, 0.0, low), np.where(nothing, 0.0, high)
 
 
 def share_bounds(estimate: Estimate, positions: Float64) -> tuple[Float64, Float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from headport.errors import UsageError
 from headport.validate.records import REPLIES, Messages
@@ -13,7 +13,7 @@ __all__ = ["Render", "write_chat"]
 Render = Callable[[Messages, bool], str]
 
 
-def write_chat(messages: Messages, render: Render) -> tuple[str, Sequence[tuple[int, int]]]:
+def write_chat(messages: Messages, render: Render) -> tuple[str, list[tuple[int, int]]]:
     """The text of a conversation, and the spans of characters that the model is trained on.
 
     A reply's span begins where the template, asked to open a reply after the messages before it,

@@ -36,21 +36,23 @@ class Flip(Record, frozen=True):
     reference_top1: str
     candidate_top1: str
     margin: float  # reference logit of its own choice minus that of the candidate's
-    logit_noise: float  # RMS over the vocabulary of the logit differences, their mean removed
+    logit_noise: float  # RMS over the vocabulary at this position, mean removed
 
 
 class Flips(Record, frozen=True):
     """Every position where the two sides choose another token, explained by its margin.
 
-    A difference of two logits that each move by noise of RMS σ has RMS √2 σ. A margin within
-    `noise_factor` of that is what rounding of this size does now and then; a wider one is not.
+    `noise` is σ, the median over the run of a position's RMS of logit differences, their mean
+    removed. A difference of two logits that each move by noise of RMS σ has RMS √2 σ; a margin
+    within `noise_factor` of that is what noise of this size overcomes now and then.
     """
 
     positions: int  # compared
-    near_ties: int  # margin within the near-tie bound: float32 rounding decides
-    by_noise: int  # margin within noise_factor · √2 · σ
-    unexplained: int
+    noise: float  # σ, logits
     noise_factor: float
+    near_ties: int  # margin within the near-tie bound: float32 rounding decides
+    within_noise: int  # margin within noise_factor · √2 · σ
+    beyond_noise: int  # wider: something else than this run's noise is at work there
     widest: tuple[Flip, ...]
 
 

@@ -80,10 +80,11 @@ def _noise_floor(report: Report) -> Section:
 
 def _flips(report: Report) -> Section:
     flips = report.flips
+    all_of_them = flips.near_ties + flips.within_noise + flips.beyond_noise
     title = (
-        f"Other first choices: {flips.near_ties + flips.by_noise + flips.unexplained} of "
-        f"{flips.positions}; {flips.near_ties} near ties, {flips.by_noise} within "
-        f"{flips.noise_factor:g} · √2 · σ of the logit noise, {flips.unexplained} unexplained"
+        f"Other first choices: {all_of_them} of {flips.positions}; {flips.near_ties} near ties, "
+        f"{flips.within_noise} within {flips.noise_factor:g} · √2 · σ of the logit noise "
+        f"(σ = {flips.noise:.1e}), {flips.beyond_noise} beyond it"
     )
     return Section(
         title,

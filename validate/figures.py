@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.metrics import TOP_K
-from headport.validate.certainty import Estimate, bounds, ratio, share_bounds
+from headport.validate.certainty import Estimate, bounds, positive_bounds, ratio, share_bounds
 from headport.validate.report import Metric, Metrics
 from headport.validate.sums import Part
 
@@ -60,6 +60,14 @@ def _mean(name: str, column: str, transform: _Transform | None = None) -> Figure
         found = ratio(part.column(column), part.weights)
         metric = _metric(found, bounds(found))
         return metric if transform is None else transform(metric)
+
+    return Figure(name, of)
+
+
+def _positive(name: str, column: str) -> Figure:
+    def of(part: Part) -> Metric:
+        found = ratio(part.column(column), part.weights)
+        return _metric(found, positive_bounds(found))
 
     return Figure(name, of)
 
@@ -130,10 +138,10 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perplexity_ratio", _ratio_of_perplexities),
     _bits("bits_per_byte_reference", "nll_reference"),
     _bits("bits_per_byte_candidate", "nll_candidate"),
-    _mean("kl_mean", "kl"),
+    _positive("kl_mean", "kl"),
     *(_quantile(f"kl_{rank}", "kl", _share_of(rank)) for rank in _KL_RANKS),
-    _mean("kl_reverse_mean", "kl_reverse"),
-    _mean("total_variation_mean", "total_variation"),
+    _positive("kl_reverse_mean", "kl_reverse"),
+    _positive("total_variation_mean", "total_variation"),
     _mean("delta_p_mean", "delta_p"),
     _mean("delta_p_rms", "delta_p_squared", _root),
     *(_quantile(f"delta_p_{rank}", "delta_p", _share_of(rank)) for rank in _DELTA_P_RANKS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ Int64 = npt.NDArray[np.int64]
 # Logit noise is close to normal: of the differences of two logits 6e-5 lie beyond four RMS, but
 # the best of a vocabulary is chosen among many, so a few flips reach five.
 _NOISE_FACTOR = 6.0
+_NOISE_EVERY = 16  # positions at which the noise is measured
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,17 @@ class _Found:
 
 
 class FlipCounts:
-    """Counts flips by what explains them and keeps the `limit` widest."""
+    """Counts flips by what explains them and keeps the `limit` widest.
+
+    The noise is that of the whole run, not of the flip's own position: a fault at some positions
+    spreads their logits and would explain its own flips.
+    """
 
     def __init__(self, limit: int = 10) -> None:
         self._limit = limit
-        self._positions = self._near_ties = self._by_noise = self._unexplained = 0
+        self._positions = 0
+        self._noise = array("d")  # RMS of sampled positions
+        self._margins, self._bounds = array("d"), array("d")  # of all flips
         self._widest: list[_Found] = []
 
     def offer(
@@ -61,17 +69,15 @@ class FlipCounts:
         """
         reference, candidate = logits
         best, chosen = reference.argmax(axis=1), candidate.argmax(axis=1)
+        for row in range(-self._positions % _NOISE_EVERY, len(at), _NOISE_EVERY):
+            self._noise.append(_rms(reference[row], candidate[row]))
         self._positions += len(at)
         for row in np.flatnonzero(best != chosen):
-            z, c = reference[row].astype(np.float64), candidate[row].astype(np.float64)
-            margin = float(z[best[row]] - z[chosen[row]])
-            noise = float(np.std((c - z)[np.isfinite(z)]))
-            if margin <= bound[row]:
-                self._near_ties += 1
-            elif margin <= _NOISE_FACTOR * math.sqrt(2) * noise:
-                self._by_noise += 1
-            else:
-                self._unexplained += 1
+            z = reference[row]
+            margin = float(z[best[row]]) - float(z[chosen[row]])
+            noise = _rms(z, candidate[row])
+            self._margins.append(margin)
+            self._bounds.append(float(bound[row]))
             token = window.start + int(at[row]) + 1
             ids = (int(best[row]), int(chosen[row]))
             self._widest.append(_Found(material, window.document, token, ids, margin, noise))
@@ -88,12 +94,17 @@ class FlipCounts:
             names: Of the texts.
             decode: Token ids → text.
         """
+        noise = float(np.median(self._noise)) if self._noise else 0.0
+        margins = np.array(self._margins)
+        tied = margins <= np.array(self._bounds)
+        within = ~tied & (margins <= _NOISE_FACTOR * math.sqrt(2) * noise)
         return Flips(
             positions=self._positions,
-            near_ties=self._near_ties,
-            by_noise=self._by_noise,
-            unexplained=self._unexplained,
+            noise=noise,
             noise_factor=_NOISE_FACTOR,
+            near_ties=int(tied.sum()),
+            within_noise=int(within.sum()),
+            beyond_noise=int((~tied & ~within).sum()),
             widest=tuple(
                 Flip(
                     slice=names[found.material],
@@ -107,3 +118,9 @@ class FlipCounts:
                 for found in self._widest
             ),
         )
+
+
+def _rms(reference: Float32, candidate: Float32) -> float:
+    """RMS of the logit differences of one position, their mean removed; removed tokens left out."""
+    kept = np.isfinite(reference)
+    return float(np.std(candidate[kept].astype(np.float64) - reference[kept]))

@@ -95,7 +95,13 @@ def evidence(name: str, text: str) -> dict[str, Any]:
     case = SamplerCase(runtime="python", parameters="T = 1", draws=4, equal=4, first_difference="")
     return {
         "flips": Flips(
-            positions=42, near_ties=0, by_noise=1, unexplained=0, noise_factor=6, widest=(flip,)
+            positions=42,
+            noise=0.02,
+            noise_factor=6,
+            near_ties=0,
+            within_noise=1,
+            beyond_noise=0,
+            widest=(flip,),
         ),
         "attribution": Attribution(tokens=42, parts=(part,), largest="head", finding="the head"),
         "bisection": Bisection(

@@ -11,6 +11,7 @@ from headport.validate.certainty import (
     bootstrap,
     bounds,
     detectable,
+    positive_bounds,
     ratio,
     share_bounds,
     student_quantile,
@@ -104,3 +105,13 @@ def test_intervals_cover_a_mean_of_documents_of_unequal_length() -> None:
     low, high = bounds(ratio(level * weights + noise, weights))
     covered = np.mean((low <= 0) & (high >= 0))
     assert 0.93 <= covered <= 0.97
+
+
+def test_a_positive_mean_has_the_interval_of_its_logarithm() -> None:
+    found = ratio(np.array([1.0, 2.0, 6.0]), np.ones(3))
+    low, high = positive_bounds(found)
+    half = student_quantile(2) * float(found.error) / 3
+    assert (float(low), float(high)) == pytest.approx((3 * math.exp(-half), 3 * math.exp(half)))
+    assert low > 0, "the symmetric interval would reach below 0"
+    assert [float(b) for b in positive_bounds(ratio(np.zeros(3), np.ones(3)))] == [0.0, 0.0]
+    assert np.isnan(positive_bounds(ratio(np.ones(1), np.ones(1)))).all()
