@@ -2,8 +2,8 @@ import pytest
 
 from headport.errors import RequestError
 from headport.runtime.generation_config import Defaults
-from headport.runtime.parameters import resolve
-from headport.runtime.sampling.settings import Sampling
+from headport.runtime.parameters import check_ids, resolve
+from headport.runtime.sampling.settings import Beams, FixedIds, Sampling
 
 SAMPLED = Defaults(Sampling(0.6, 20, 0.9))
 GREEDY = Defaults(Sampling(top_p=0.9))  # as do_sample: false beside a top_p
@@ -58,3 +58,68 @@ def test_one_seed_for_all_or_one_for_each():
     assert resolve({"seed": [7, 8]}, GREEDY, 2).seeds == (7, 8)
     with pytest.raises(RequestError, match="each of the 2 prompts, was expected; 3 were given"):
         resolve({"seed": [7, 8, 9]}, GREEDY, 2)
+
+
+def test_every_option_reaches_its_place():
+    found = resolve(
+        {
+            "typical_p": 0.9,
+            "epsilon_cutoff": 0.01,
+            "eta_cutoff": 0.02,
+            "repetition_penalty": 1.1,
+            "presence_penalty": 0.5,
+            "frequency_penalty": -0.5,
+            "no_repeat_ngram_size": 3,
+            "min_new_tokens": 2,
+            "logit_bias": {5: 1, (3, 4): -2.5},
+            "bad_words": [[1, 2], (3,)],
+            "suppress_tokens": [7],
+            "begin_suppress_tokens": (8,),
+            "allowed": [1, 2],
+        },
+        SAMPLED,
+        1,
+    ).sampling
+    assert found == Sampling(
+        0.6, 20, 0.9, 0.0, 0.9, 0.01, 0.02,
+        logit_bias=(((5,), 1.0), ((3, 4), -2.5)),
+        repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=-0.5,
+        no_repeat_ngram_size=3, bad_words=((1, 2), (3,)), min_new_tokens=2,
+        allowed=FixedIds((1, 2)), suppress_tokens=(7,), begin_suppress_tokens=(8,),
+    )  # fmt: skip
+
+
+def test_beams_and_samples():
+    found = resolve({"num_beams": 4, "n": 2, "length_penalty": 0.5}, GREEDY, 1)
+    assert found.beams == Beams(4, 0.5, False) and found.n == 2
+    bundle = Defaults(beams=Beams(4, 0.5, "never"), n=4)
+    assert resolve({}, bundle, 1).beams == Beams(4, 0.5, "never")
+    assert resolve({"num_beams": 1, "n": 1}, bundle, 1).beams.num_beams == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 2}, "n=2 greedy replies would all be equal; give a temperature above 0"),
+        ({"num_beams": 2, "n": 3}, "n must be from 1 to num_beams=2, 3 was given"),
+        ({"num_beams": 2, "temperature": 0.5}, "beam search is greedy: num_beams=2"),
+        ({"num_beams": 2, "logprobs": 1}, "logprobs are not given for beams"),
+        ({"length_penalty": 2.0}, "length_penalty would have no effect without num_beams"),
+        ({"early_stopping": True}, "early_stopping would have no effect"),
+        ({"min_new_tokens": 9, "max_new_tokens": 3}, "min_new_tokens=9 is above max_new_tokens=3"),
+    ],
+    ids=str,
+)
+def test_what_has_no_meaning_together_is_refused(options, message):
+    with pytest.raises(RequestError, match=message):
+        resolve(options, GREEDY, 1)
+
+
+def test_unknown_ids_are_named_by_option():
+    sampling = resolve(
+        {"logit_bias": {(5, 300): 1.0}, "bad_words": [[1], [257]], "allowed": [3, 999]}, GREEDY, 1
+    ).sampling
+    check_ids(sampling, (2,), 1000, RequestError)
+    message = r"from 0 to 256 .* found eos_token_id: 400; logit_bias: 300; bad_words: 257; allow"
+    with pytest.raises(RequestError, match=message):
+        check_ids(sampling, (2, 400), 257, RequestError)

@@ -6,9 +6,12 @@ import pytest
 from headport.errors import NonFiniteError
 from headport.runtime.sampling.filters import (
     keep,
+    keep_epsilon,
+    keep_eta,
     keep_min_p,
     keep_top_k,
     keep_top_p,
+    keep_typical,
     scale,
 )
 from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel
@@ -111,6 +114,35 @@ def test_sampling_is_the_argmax_of_scaled_logits_and_noise_by_original_id():
         noise = gumbel(draw_bits(key, 12))[ids]
         expected = ids[np.argmax(row.astype(np.float64) / 0.7 + noise)]
         assert choose(row, ids, Sampling(0.7), key) == expected
+
+
+def test_typical_keeps_what_is_near_the_mean_surprise():
+    # H = .9 · ln(1/.3) + .1 · ln(10): nearest are the three of .3, then .1
+    row = logits_of(0.3, 0.3, 0.1, 0.3)
+    assert kept(keep_typical(row, 1.0, 0.5)) == [0, 1, 3]
+    assert kept(keep_typical(row, 1.0, 0.95)) == [0, 1, 2, 3]
+    # One token of .9 is less surprising than the mean; at .01 the nearest one alone stays.
+    peaked = logits_of(0.9, 0.05, 0.03, 0.02)
+    assert kept(keep_typical(peaked, 1.0, 0.01)) == [0]
+
+
+def test_typical_may_leave_the_most_likely_token_out():
+    # H = 2.46: the surprise of .05 is 0.54 from it, that of .3 is 1.25
+    row = logits_of(0.3, *[0.05] * 14)
+    assert kept(keep_typical(row, 1.0, 0.3)) == list(range(1, 15))
+
+
+@pytest.mark.parametrize(("epsilon", "expected"), [(0.05, [0, 1, 2]), (0.15, [0, 1]), (0.99, [0])])
+def test_epsilon_keeps_the_likely_and_always_the_best(epsilon, expected):
+    assert kept(keep_epsilon(logits_of(0.6, 0.3, 0.1), 1.0, epsilon)) == expected
+    assert kept(keep_epsilon(np.zeros(3, np.float32), 1.0, epsilon)) == [0, 1, 2]
+
+
+def test_eta_falls_with_the_entropy():
+    flat = np.zeros(100, np.float32)
+    flat[0] = 0.1
+    assert len(kept(keep_epsilon(flat, 1.0, 0.02))) == 1
+    assert len(kept(keep_eta(flat, 1.0, 0.02))) == 100  # η = √.02 · exp(-ln 100) = .0014
 
 
 def test_filters_do_not_move_the_noise():
