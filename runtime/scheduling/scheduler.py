@@ -153,14 +153,16 @@ class Scheduler:
         """Pass on what was handed over, waiting while there is nothing to do; False: closed."""
         with self._changed:
             while not (self._closed or self._worker.busy or self._handed_over()):
-                self._waiting = 0
                 self._changed.wait()
-            for ask, answer in self._questions:
-                answer.set_result(ask())
-            self._worker.take(self._requests, self._jobs)
+            requests, jobs, questions = self._requests, self._jobs, self._questions
             self._requests, self._jobs, self._questions = [], [], []
             self._woken = False
-            self._waiting = self._worker.waiting
+        for ask, answer in questions:
+            answer.set_result(ask())
+        self._worker.take(requests, jobs)
+        with self._changed:
+            more = sum(len(rows) for rows in self._requests) + len(self._jobs)
+            self._waiting = self._worker.waiting + more
             return not self._closed
 
     def _handed_over(self) -> bool:

@@ -40,13 +40,18 @@ class SlotTable:
         return sum(self._taken)
 
     def take(self, prompt: Sequence[int]) -> int | None:
-        """A slot for a prompt, the one that keeps most of it, else the one unused for longest."""
+        """A slot for a prompt: one whose chunks it all takes over, else the one longest unused."""
         free = [slot for slot, taken in enumerate(self._taken) if not taken]
         if not free:
             return None
-        slot = min(free, key=lambda s: (-self._common(s, prompt), self._used[s]))
+        slot = min(free, key=lambda s: (-self._gain(s, prompt), self._used[s]))
         self._taken[slot] = True
         return slot
+
+    def _gain(self, slot: int, prompt: Sequence[int]) -> int:
+        common = self._common(slot, prompt)
+        # Where some of its chunks would be lost, what is common is rather copied.
+        return 0 if self.slots.movable and common < len(self._kept[slot]) else common
 
     def begin(self, slot: int, prompt: Sequence[int]) -> int:
         """Prepare a taken slot for its prompt; how many tokens of it are there already."""

@@ -72,20 +72,20 @@ class Worker:
         return len(self._waiting) + len(self._jobs)
 
     def take(self, requests: Iterable[list[RowState]], jobs: Iterable[Job]) -> None:
-        """Take over requests, each as its rows, and jobs."""
+        """Take over requests, each as its rows, and jobs; end what must end, and fill slots."""
         for rows in requests:
             self._stats.requests += 1
             self._waiting.extend(rows)
         for job in jobs:
             self._stats.requests += job.counted
             self._jobs.append(job)
+        self._drop()
+        self._admit()
         self._stats.most_waiting = max(self._stats.most_waiting, self.waiting)
 
     def step(self) -> None:
         """Do the next bit of everything."""
-        self._drop()
         self._work_on_jobs()
-        self._admit()
         self._prefill()
         self._decode()
 
