@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from headport.runtime.sampling.largest import largest
 from headport.runtime.sampling.settings import Beams
 
 __all__ = ["BeamState", "Hypothesis"]
@@ -61,7 +62,7 @@ class BeamState:
             is its last.
         """
         total = np.array([beam.log_p for beam in self.open])[:, None] + log_p
-        best = _largest(total.ravel(), max(2, 1 + self.end_tokens) * self.beams.num_beams)
+        best = largest(total.ravel(), max(2, 1 + self.end_tokens) * self.beams.num_beams)
         sources, columns = np.divmod(best, len(ids))
         opened: list[Hypothesis] = []
         origins: list[int] = []
@@ -99,14 +100,3 @@ class BeamState:
     def best(self, n: int) -> Sequence[Hypothesis]:
         """The n best complete replies, best first; fewer where fewer were found."""
         return self.complete[:n]
-
-
-def _largest(values: Float64, count: int) -> Int64:
-    """Positions of the largest values above -inf, largest first, ties by lowest position."""
-    count = min(count, int(np.isfinite(values).sum()))
-    if count == 0:
-        return np.zeros(0, np.int64)
-    least = np.partition(values, len(values) - count)[len(values) - count]
-    among = np.flatnonzero(values >= least)
-    order: Int64 = among[np.argsort(-values[among], kind="stable")][:count]
-    return order

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from headport.errors import NonFiniteError, RequestError
 from headport.runtime.sampling.choice import Choice, TopLogprob
 from headport.runtime.sampling.filters import FILTERS, keep, log_softmax, scale
+from headport.runtime.sampling.largest import largest
 from headport.runtime.sampling.noise import NoiseKey, argmax_with_noise, draw_bits
 from headport.runtime.sampling.processors import PROCESSORS, apply_processors
 from headport.runtime.sampling.settings import Context, Sampling
@@ -139,7 +140,6 @@ def likelihood(
         top: How many of the model's most likely tokens are told.
     """
     model = log_softmax(logits)
-    order = np.argsort(-logits, kind="stable")[:top]
     scores, left = processed
     temperature = sampling.temperature or 1.0
     kept = keep(scores, sampling) if sampling.temperature > 0.0 else slice(None)
@@ -149,5 +149,5 @@ def likelihood(
         token_id,
         float(model[np.searchsorted(ids, token_id)]),
         float(drawn),
-        tuple(TopLogprob(int(ids[n]), float(model[n])) for n in order),
+        tuple(TopLogprob(int(ids[n]), float(model[n])) for n in largest(logits, top)),
     )
