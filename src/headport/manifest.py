@@ -59,7 +59,7 @@ class Quantization(_Strict, frozen=True):
 
     format: Literal["fp16", "bf16", "fp8", "int8", "int8-row", "int4"]
     block: int | None  # inputs that share a scale; None where the format has no blocks
-    activations: Literal["residual", "rounded", "exact"]
+    activations: Literal["residual", "rounded", "exact", "static"]
     symmetric: bool = True  # False: each scale has a zero point
     rounding: Literal["nearest", "compensated"] = "nearest"
 
@@ -198,7 +198,7 @@ class Manifest(_Strict, frozen=True):
     vocabulary: Vocabulary
     defaults: dict[str, Any]  # generation defaults, from generation_config
     session_options: dict[str, str]
-    target: Literal["portable", "ort-cpu", "ort-cuda"]
+    target: Literal["portable", "ort-cpu", "ort-cuda", "tensorrt"]
     selftest: SelftestTolerance | None
     files: dict[str, FileEntry]
     backbone_quantization: BackboneQuantization | None = None

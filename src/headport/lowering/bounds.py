@@ -13,6 +13,7 @@ from headport.bundle import Bundle
 from headport.certificate import round_activations, rounds_in_graph
 from headport.ledger import find_tensor, head_weight, read_tensor
 from headport.lowering.packed import ROW_BLOCK
+from headport.static_rounding import is_static
 
 __all__ = ["activation_errors", "head_bound"]
 
@@ -91,6 +92,9 @@ def head_bound(
         zero = read_tensor(portable, find_tensor(manifest, head.graph, f"{stem}.zero"))
     offset = _LARGEST_ZERO_POINT[quantization.format]
     activations = activations or quantization.activations
+    if is_static(head):
+        # Both graphs round by themselves, to numbers of hardly another size.
+        activations = "exact"
     if rounds_in_graph(head):
         # Both graphs round by themselves, and the kernel leaves what is rounded as it is.
         hidden_states = round_activations(hidden_states, block).astype(np.float64)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from headport.bundle import Bundle, draft_bundle, refuse_overlap
@@ -23,12 +24,15 @@ from headport.lowering.parity import check_parity
 from headport.lowering.product_kernels import check_matrices, lower_products
 from headport.lowering.product_parity import check_product_parity
 from headport.lowering.targets import TARGETS, Target
+from headport.lowering.tensorrt.head import computes_in_half
+from headport.lowering.tensorrt.top import add_top
 from headport.manifest import Head, Manifest
 from headport.providers import PROVIDERS, Provider, provider_of_target
 from headport.selftest import write_selftest
 from headport.session import SessionSettings, check_provider
+from headport.static_rounding import is_static
 
-__all__ = ["SUMMARY", "Options", "lower", "run"]
+__all__ = ["SUMMARY", "Options", "apply_passes", "lower", "run"]
 
 SUMMARY = "Lower a portable bundle to one target, the last stage before it is run."
 
@@ -38,7 +42,13 @@ class Options(OptionRecord, frozen=True):
 
     bundle: Annotated[Path, positional("portable bundle to read")]
     output: Annotated[Path, option("bundle folder to write", flag="-o", metavar="BUNDLE")]
-    target: Annotated[Literal["ort-cpu", "ort-cuda"], option("what will run the bundle")]
+    target: Annotated[
+        Literal["ort-cpu", "ort-cuda", "tensorrt"], option("what will run the bundle")
+    ]
+    top_k: Annotated[
+        int | None,
+        option("tensorrt: heads also give their K best logits, with original ids", metavar="K"),
+    ] = None
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -62,17 +72,22 @@ def lower(options: Options) -> Bundle:
             "lower the portable bundle it was made from"
         )
     check_matrices(source.manifest.backbone_quantization, target.name)
+    if options.top_k is not None and target.name != "tensorrt":
+        raise UsageError(f"--top-k needs --target tensorrt; {target.name} has no use for it")
     settings, proved, unproved = _settings(target)
     with draft_bundle(options.output, force=options.force) as draft:
         models = load_graphs(source)
         windows = attention_windows(_backbone(source.manifest, models))
-        matches = _apply(target, source.manifest, models)
+        matches = apply_passes(target, source.manifest, models)
+        if options.top_k is not None:
+            _add_top(source, models, options.top_k)
+        half = {n for n, h in source.manifest.heads.items() if computes_in_half(models[h.graph])}
         record, products = source.manifest.backbone_quantization, None
         if record is None or not record.matrices:  # an embedding alone is looked up as before
             matches += _pack(target, _backbone(source.manifest, models))
             manifest = rewrite_bundle(source, models, draft.path)
             preview = draft.preview(_lowered(manifest, models, target))
-            parity = check_parity(source, preview, windows, settings)
+            parity = check_parity(source, preview, windows, settings, half_heads=half)
         else:
             # In two steps: where activations are rounded, all else would hide behind it.
             with tempfile.TemporaryDirectory(prefix=".lower.", dir=draft.path.parent) as folder:
@@ -92,9 +107,11 @@ def lower(options: Options) -> Bundle:
             "parity": asdict(parity),
             "products": asdict(products) if products else None,
             "checked_on": proved.name,
-            "unproved_on": unproved.name if unproved else None,
+            "unproved_on": unproved.name if unproved else target.unproved,
         }
-        return draft.commit(add_stage(manifest, "lower", {"target": target.name}, report))
+        chosen: dict[str, Any] = {"target": target.name}
+        chosen |= {"top_k": options.top_k} if options.top_k is not None else {}
+        return draft.commit(add_stage(manifest, "lower", chosen, report))
 
 
 def _settings(target: Target) -> tuple[SessionSettings, Provider, Provider | None]:
@@ -113,7 +130,12 @@ def _backbone(manifest: Manifest, models: dict[str, ir.Model]) -> ir.Model:
     return next(models[name] for name, g in manifest.graphs.items() if g.role == "backbone")
 
 
-def _apply(target: Target, manifest: Manifest, models: dict[str, ir.Model]) -> list[Match]:
+def apply_passes(target: Target, manifest: Manifest, models: dict[str, ir.Model]) -> list[Match]:
+    """Lower a portable bundle's graphs, which change in place; packing is not among it.
+
+    Raises:
+        LoweringError: If the target cannot run what they hold.
+    """
     matches: list[Match] = []
     backbone = _backbone(manifest, models)
     for rewrite in target.passes(backbone, manifest.model.max_context):
@@ -126,6 +148,15 @@ def _apply(target: Target, manifest: Manifest, models: dict[str, ir.Model]) -> l
 
 def _pack(target: Target, backbone: ir.Model) -> list[Match]:
     return [match for rewrite in target.packing for match in rewrite(backbone)]
+
+
+def _add_top(source: Bundle, models: dict[str, ir.Model], count: int) -> None:
+    vocabulary = source.manifest.vocabulary
+    original = None
+    if vocabulary.map is not None:
+        original = np.load(source.file(vocabulary.map), allow_pickle=False)
+    for head in source.manifest.heads.values():
+        add_top(models[head.graph], count, original)
 
 
 def _lowered(manifest: Manifest, models: dict[str, ir.Model], target: Target) -> Manifest:
@@ -152,6 +183,7 @@ def _computed(head: Head, target: Target) -> Head:
         or quantization is None
         or quantization.format not in INTEGERS
         or rounds_in_graph(head)
+        or is_static(head)
     ):
         return head
     exact = msgspec.structs.replace(quantization, activations=target.activations)

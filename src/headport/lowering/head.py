@@ -62,6 +62,8 @@ def lower_head(model: ir.Model, head: Head, name: str) -> list[Match]:
     product = _find_product(model, where)
     if head.quantization.activations == "exact":
         return [Match(where, _PATTERN, None, "exact activations were asked for")]
+    if head.quantization.activations == "static":
+        return [Match(where, _PATTERN, None, "its own graph rounds activations by one scale")]
     tail = _TAILS[head.quantization.activations]
     _lower(model, product, tail, _INT8_ACTIVATIONS, guarded=head.outputs == "logits")
     became = f"{_OPERATOR}, {head.quantization.activations} activations"

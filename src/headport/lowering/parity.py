@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,8 @@ def check_parity(
     lowered: Bundle,
     windows: tuple[int, ...],
     settings: SessionSettings | None = None,
+    *,
+    half_heads: Set[str] = frozenset(),
 ) -> ParityReport:
     """Run both bundles in every way and compare hidden states, then heads on the same ones.
 
@@ -119,6 +121,7 @@ def check_parity(
         lowered: What came out.
         windows: Attention windows of the layers, 0 for none.
         settings: How `lowered` runs.
+        half_heads: Heads of `lowered` whose products are in half precision.
 
     Raises:
         ParityError: If they differ by more than their arithmetic explains.
@@ -136,7 +139,12 @@ def check_parity(
     }
     heads = {
         name: _head_parity(
-            (portable, lowered), name, before.rows, expected, after.same_logits[name]
+            (portable, lowered),
+            name,
+            before.rows,
+            expected,
+            after.same_logits[name],
+            half=name in half_heads,
         )
         for name, expected in before.same_logits.items()
     }
@@ -238,17 +246,24 @@ def _logits(runner: Runner, name: str, rows: Float32) -> Float64:
 
 
 def _head_parity(
-    bundles: tuple[Bundle, Bundle], name: str, rows: Float32, expected: Float64, found: Float64
+    bundles: tuple[Bundle, Bundle],
+    name: str,
+    rows: Float32,
+    expected: Float64,
+    found: Float64,
+    *,
+    half: bool,
 ) -> HeadParity:
     portable, lowered = bundles
     quantization = lowered.manifest.heads[name].quantization
-    if quantization is not None and quantization.format in INTEGERS:
+    if quantization is not None and quantization.format in INTEGERS and not half:
         bound = head_bound(portable, name, rows.astype(np.float64), quantization.activations)
         accepted = (
             f"bound of {quantization.format} products with {quantization.activations} activations"
         )
     else:
-        relative = RELATIVE["fp32"]  # heads compute in float32 whatever the backbone's type
+        # Heads compute in float32 whatever the backbone's type, but for those of TensorRT.
+        relative = RELATIVE["fp16" if half else "fp32"]
         bound = np.full_like(expected, relative * max(_largest(expected), _TINY))
         accepted = f"{relative:g} of the largest |logit|"
     error = np.abs(found - expected)

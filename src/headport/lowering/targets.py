@@ -37,10 +37,17 @@ from headport.lowering.rotary import rotate_inside
 from headport.lowering.siblings import pack_siblings
 from headport.lowering.skip_norms import fuse_skip_norms
 from headport.lowering.states import lower_states
+from headport.lowering.tensorrt import attention as tensorrt_attention
+from headport.lowering.tensorrt import head as tensorrt_head
 from headport.manifest import Head
 
 __all__ = ["TARGETS", "Sized", "Target"]
 
+
+# Its own passes say what they replace; of this only that no cache is changed in place.
+TENSORRT_KERNEL = AttentionKernel(
+    "TensorRT", (ir.DataType.FLOAT, ir.DataType.FLOAT16), query_seqlens=True, bias_with_sinks=True
+)
 
 BackbonePass = Callable[[ir.Model], list[Match]]
 HeadPass = Callable[[ir.Model, Head, str], list[Match]]
@@ -57,13 +64,14 @@ class Sized:
 class Target:
     """Passes in the order they run; each changes the model and says what it found."""
 
-    name: Literal["ort-cpu", "ort-cuda"]
+    name: Literal["ort-cpu", "ort-cuda", "tensorrt"]
     kernel: AttentionKernel
     backbone: tuple[BackbonePass | Sized, ...]
     head: tuple[HeadPass, ...]
     packing: tuple[BackbonePass, ...] = ()  # last of all, when every product has its kernel
     growing: tuple[BackbonePass, ...] = ()  # in place of `backbone` where caches go on growing
     activations: str | None = None  # what an INT8 head does to them; None: as it was quantised
+    unproved: str | None = None  # what runs it in the end and cannot be tried when it is lowered
 
     def passes(self, backbone: ir.Model, max_context: int) -> tuple[BackbonePass, ...]:
         """The passes of this backbone, but for packing."""
@@ -89,7 +97,7 @@ def _keep_attention(model: ir.Model) -> list[Match]:
     ]
 
 
-def _refuse_unproved(model: ir.Model) -> list[Match]:
+def _refuse_unproved(model: ir.Model, where: str = "CUDA") -> list[Match]:
     """Refuse what no kernel of the target is known to compute."""
     found = sorted(
         {
@@ -100,7 +108,7 @@ def _refuse_unproved(model: ir.Model) -> list[Match]:
     )
     if found:
         raise LoweringError(
-            f"the backbone calls {', '.join(found)}, which have no proved form on CUDA; run the "
+            f"the backbone calls {', '.join(found)}, which have no proved form on {where}; run the "
             "portable bundle with --provider cuda --cpu-fallback instead"
         )
     return []
@@ -150,5 +158,18 @@ TARGETS = {
         growing=(_refuse_unproved, _keep_attention, fix_reshapes, _remove_unused),
         head=(lower_head_unrounded, count_flags_as_floats),
         activations="exact",
+    ),
+    # Caches go in and come out, and grow, as in the portable form.
+    "tensorrt": Target(
+        name="tensorrt",
+        kernel=TENSORRT_KERNEL,
+        backbone=(
+            partial(_refuse_unproved, where="TensorRT"),
+            tensorrt_attention.lower_attention,
+            tensorrt_attention.write_out_functions,
+        ),
+        head=(tensorrt_head.lower_head,),
+        activations="exact",
+        unproved="TensorRT",
     ),
 }

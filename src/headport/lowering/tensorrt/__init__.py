@@ -1,0 +1,1 @@
+"""Passes of the target `tensorrt`: attention with growing caches, heads, and what they list."""
