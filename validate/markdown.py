@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from headport.validate.report import Report
 from headport.validate.section import Section
 from headport.validate.tables import headline, report_sections
 
-__all__ = ["render_markdown"]
+__all__ = ["render_markdown", "render_sections"]
 
 # Whatever could open a link, an image, HTML, code, emphasis, a formula, a mention or another
 # cell; `_` inside a word opens nothing.
@@ -17,8 +18,13 @@ _ACTIVE = re.compile(r"[\\`*\[\]<>#|~$@&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.")
 
 def render_markdown(report: Report) -> str:
     """The whole report; nothing in a text or name can become markup."""
-    parts = [f"# Validation: {_escape(report.verdict)}", _escape(headline(report))]
-    parts += [_table(section) for section in report_sections(report)]
+    title = f"Validation: {report.verdict}"
+    return render_sections(title, headline(report), report_sections(report))
+
+
+def render_sections(title: str, lead: str, sections: Iterable[Section]) -> str:
+    """Tables under a title and a sentence; nothing in them can become markup."""
+    parts = [f"# {_escape(title)}", _escape(lead), *(_table(section) for section in sections)]
     return "\n\n".join(parts) + "\n"
 
 

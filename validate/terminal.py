@@ -8,7 +8,7 @@ from headport.validate.report import Report
 from headport.validate.section import Section
 from headport.validate.tables import headline, report_sections
 
-__all__ = ["render_terminal"]
+__all__ = ["render_section", "render_terminal"]
 
 _CELL_COLUMNS = 60  # wider cells are cut in the last places of a table
 # By first words; the files hold all sections, and of the figures these.
@@ -30,7 +30,9 @@ _HIDDEN_FIGURES = ("kl_p", "kl_min", "delta_p_p", "delta_p_min", "delta_p_max", 
 def render_terminal(report: Report) -> str:
     """The verdict, the figures and the protocol in short; the files hold the rest."""
     parts = [headline(report)]
-    parts += [_table(_short(s)) for s in report_sections(report) if s.title.startswith(_SHOWN)]
+    parts += [
+        render_section(_short(s)) for s in report_sections(report) if s.title.startswith(_SHOWN)
+    ]
     parts += [f"protocol: {report.protocol.description}", headline(report)]
     return "\n\n".join(parts)
 
@@ -43,7 +45,8 @@ def _short(section: Section) -> Section:
     return Section(section.title, section.columns, tuple(rows))
 
 
-def _table(section: Section) -> str:
+def render_section(section: Section) -> str:
+    """A table in columns; long cells are cut."""
     real = len(section.columns) > 2  # facts and notes read by themselves, uncut, without names
     rows = [
         tuple(_cut(c) for c in row) if real else row for row in (section.columns, *section.rows)

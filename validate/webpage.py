@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 from headport.validate.report import Report
 from headport.validate.section import Section
 from headport.validate.tables import headline, report_sections
 
-__all__ = ["render_webpage"]
+__all__ = ["render_sections", "render_webpage"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d0d4da; --soft: #f4f6f8;
@@ -34,21 +35,32 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 def render_webpage(report: Report) -> str:
     """The whole report; nothing in a text or name can become markup."""
-    verdict = escape(report.verdict)
-    sections = "\n".join(_section(section) for section in report_sections(report))
+    sections = report_sections(report)
+    return render_sections("Validation", headline(report), sections, verdict=report.verdict)
+
+
+def render_sections(
+    title: str, lead: str, sections: Iterable[Section], verdict: str | None = None
+) -> str:
+    """A page of tables under a title and a sentence; nothing in them can become markup."""
+    named = escape(title) if verdict is None else f"{escape(title)}: {escape(verdict)}"
+    shown = named
+    if verdict is not None:
+        shown = f'{escape(title)}: <span class="{escape(verdict)}">{escape(verdict)}</span>'
+    tables = "\n".join(_section(section) for section in sections)
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>Validation: {verdict}</title>
+<title>{named}</title>
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>Validation: <span class="{verdict}">{verdict}</span></h1>
-<p>{escape(headline(report))}</p>
-{sections}
+<h1>{shown}</h1>
+<p>{escape(lead)}</p>
+{tables}
 </body>
 </html>
 """

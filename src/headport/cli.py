@@ -36,8 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("headport.build", "Run the stages of a recipe: export, quantise, lower."),
     "reference": ("headport.validate.recording", "Store a reference for validation without torch."),
     "validate": ("headport.validate.command", "Compare a bundle with its PyTorch reference."),
+    "price": ("headport.validate.price.command", "Say what a smaller vocabulary costs."),
     "gpu-check": ("headport.validate.gpu.command", "Check on a GPU what only a GPU can show."),
     "generate": ("headport.runtime.command", "Generate text from a bundle, streaming."),
+    "serve": ("headport.runtime.serve.command", "Serve a bundle over HTTP, as the OpenAI API."),
     "inspect": ("headport.inspection", "Say what a bundle is and whether it is intact."),
     "doctor": ("headport.doctor", "Check the installation of this machine."),
 }
@@ -139,11 +141,21 @@ def _deliver(outcome: Outcome, found: argparse.Namespace) -> None:
         print(outcome.text)
 
 
+# package → the extra that brings it; all others come with `export`
+_EXTRAS = {
+    "onnxruntime": "cpu",
+    "tokenizers": "cpu",
+    "jinja2": "cpu",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+}
+
+
 def _missing_package(error: ModuleNotFoundError, verb: str | None) -> int:
     name = (error.name or "").split(".")[0]
     if name in ("", "headport"):
         raise error
-    extra = "cpu" if name in ("onnxruntime", "tokenizers", "jinja2") else "export"
+    extra = _EXTRAS.get(name, "export")
     print(
         f"headport: {verb} needs the package {name!r}, which is not installed; "
         f"pip install 'headport[{extra}]'",

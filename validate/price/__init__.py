@@ -1,0 +1,1 @@
+"""The price tag: what a smaller vocabulary costs on text it has not seen."""
