@@ -51,6 +51,7 @@ RULES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("allowed", {"allowed": [2, 8, 21]}, PAST),
     ("allowed and banned before", {"allowed": [5, 8], "bad_words": [[5], [8]]}, PAST),
     ("allowed and suppressed after", {"allowed": [5, 8], "suppress_tokens": [8]}, PAST),
+    ("allowed and all suppressed after", {"allowed": [5, 8], "suppress_tokens": [5, 8]}, PAST),
     ("suppress", {"suppress_tokens": [0, 9, 28]}, PAST),
     ("suppress at the beginning", {"begin_suppress_tokens": [1, 9]}, NONE),
     ("suppress at the beginning, later", {"begin_suppress_tokens": [1, 9]}, PAST),
@@ -99,6 +100,10 @@ FILTERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("epsilon above all", {"temperature": 2.0, "epsilon_cutoff": 0.9}),
     ("eta", {"temperature": 1.0, "eta_cutoff": 0.05}),
     ("eta, flat", {"temperature": 3.0, "eta_cutoff": 0.3}),
+    ("top-p, min-p", {"temperature": 1.0, "top_p": 0.6, "min_p": 0.4}),
+    ("min-p, typical-p", {"temperature": 1.0, "min_p": 0.3, "typical_p": 0.3}),
+    ("typical-p, epsilon", {"temperature": 1.0, "typical_p": 0.5, "epsilon_cutoff": 0.15}),
+    ("epsilon, eta", {"temperature": 1.0, "epsilon_cutoff": 0.1, "eta_cutoff": 0.4}),
     ("top-k, top-p", {"temperature": 1.0, "top_k": 2, "top_p": 0.5}),
     ("top-k, top-p, min-p", {"temperature": 1.3, "top_k": 12, "top_p": 0.9, "min_p": 0.05}),
     (

@@ -5,7 +5,8 @@ warpers that `generate` itself assembles, in its order, on float64 rows; presenc
 frequency penalties, which transformers lacks, follow the OpenAI API reference. Noise comes from
 the reference sampler's Philox, written from the paper. Nothing of `headport.runtime` runs here.
 
-    rows         a row of logits and its past → processed scores, kept ids, drawn tokens
+    rows         a row of logits and its past → processed scores, kept ids, drawn tokens; with
+                 no id kept, an error
     noise        (seed, step, sample, id) → 32 bits and g
     generations  a table of logits, a prompt → all new tokens, greedy or drawn
     beams        a table of logits, a prompt → replies and their scores
@@ -147,7 +148,7 @@ def _row(
     found |= {"scores": short(exact.float().numpy()), "kept": kept}
     if "temperature" in options:
         found["draws"] = [[*key, _draw(warped, key)] for key in KEYS]
-    else:
+    elif kept:
         found["greedy"] = int(torch.argmax(exact))
     return found
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headport.errors import RequestError
+from headport.runtime.sampling import filters, processors
 from headport.runtime.sampling.beam_state import BeamState
-from headport.runtime.sampling.filters import keep, log_softmax
+from headport.runtime.sampling.filters import FILTERS, keep, log_softmax
 from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel
 from headport.runtime.sampling.processors import PROCESSORS, apply_processors
 from headport.runtime.sampling.sampler import choose
@@ -40,6 +42,10 @@ def named(cases: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.mark.parametrize("case", named(VECTORS["rows"]))
 def test_rows(case):
+    check_row(case)
+
+
+def check_row(case: dict[str, Any]) -> None:
     logits = np.array(case["logits"], np.float32)
     sampling = sampling_of(case["options"])
     context = Context(case["prompt"], case["tokens"], tuple(case["eos"]))
@@ -47,6 +53,10 @@ def test_rows(case):
     wanted = np.array([-np.inf if s is None else s for s in case["scores"]])
     assert (np.isinf(scores) == np.isinf(wanted)).all()
     np.testing.assert_allclose(scores, wanted, rtol=1e-6, atol=1e-6)
+    if not case["kept"]:
+        with pytest.raises(RequestError, match="ban every token"):
+            choose(logits, IDS, sampling, None, context)
+        return
     if "greedy" in case:
         assert choose(logits, IDS, sampling, None, context) == case["greedy"]
         return
@@ -89,6 +99,43 @@ def test_beams(case):
     found = state.best(beams.num_beams)
     assert [list(each.token_ids) for each in found] == case["replies"]
     assert [each.score for each in found] == pytest.approx(case["scores"], abs=1e-4)
+
+
+def _without(table: Any, name: str) -> Any:
+    return tuple(each for each in table if each.name != name)
+
+
+def _swapped(table: Any, first: str, second: str) -> Any:
+    names = [each.name for each in table]
+    order = list(table)
+    one, other = names.index(first), names.index(second)
+    order[one], order[other] = order[other], order[one]
+    return tuple(order)
+
+
+FAULTS = [
+    *(("processors", _without, (p.name,)) for p in PROCESSORS if p.name != "process_scores"),
+    *(("filters", _without, (f.name,)) for f in FILTERS),
+    ("processors", _swapped, ("logit_bias", "repetition_penalty")),
+    ("processors", _swapped, ("repetition_penalty", "presence_and_frequency_penalty")),
+    ("processors", _swapped, ("bad_words", "allowed")),
+    ("processors", _swapped, ("allowed", "suppress_tokens")),
+    ("filters", _swapped, ("top_k", "top_p")),
+    ("filters", _swapped, ("top_p", "min_p")),
+    ("filters", _swapped, ("min_p", "typical_p")),
+    ("filters", _swapped, ("typical_p", "epsilon_cutoff")),
+    ("filters", _swapped, ("epsilon_cutoff", "eta_cutoff")),
+]
+
+
+@pytest.mark.parametrize(("module", "change", "names"), FAULTS, ids=lambda v: str(v)[:40])
+def test_a_fault_of_a_table_fails_some_vector(module, change, names, monkeypatch):
+    where = {"processors": processors, "filters": filters}[module]
+    monkeypatch.setattr(where, module.upper(), change(getattr(where, module.upper()), *names))
+    # Also where an error was expected and none comes.
+    with pytest.raises((AssertionError, RequestError, pytest.fail.Exception)):
+        for case in VECTORS["rows"]:
+            check_row(case)
 
 
 def test_every_processor_and_filter_has_vectors():
