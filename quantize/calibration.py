@@ -39,6 +39,7 @@ class Calibration:
 
     gram: Float64  # [H, H]
     positions: int  # N
+    largest: float = 0.0  # max |x| over all of them
 
 
 def calibrate(states: Iterable[Float32], hidden_size: int) -> Calibration:
@@ -49,11 +50,12 @@ def calibrate(states: Iterable[Float32], hidden_size: int) -> Calibration:
             a row apart; or if a state is not finite.
     """
     gram = np.zeros((hidden_size, hidden_size))
-    positions = 0
+    positions, largest = 0, 0.0
     for part in states:
         wide = part.astype(np.float64)
         gram += wide.T @ wide
         positions += len(part)
+        largest = max(largest, float(np.abs(part).max(initial=0.0)))
     if positions < hidden_size:
         raise QuantizeError(
             f"--calibration: text of at least {hidden_size} tokens was expected (the hidden size), "
@@ -61,7 +63,7 @@ def calibrate(states: Iterable[Float32], hidden_size: int) -> Calibration:
         )
     if not np.isfinite(gram).all():
         raise QuantizeError("--calibration: the backbone gives hidden states that are not finite")
-    return Calibration(gram, positions)
+    return Calibration(gram, positions, largest)
 
 
 def calibration_record(files: Iterable[Path]) -> list[dict[str, str]]:

@@ -22,6 +22,7 @@ from headport.manifest import Head, Quantization
 from headport.quantize.calibration import Calibration
 from headport.quantize.formulas import rounded_weight, stored_weight
 from headport.session import SessionSettings, open_session
+from headport.static_rounding import is_static, round_statically, static_step
 
 __all__ = ["HeadCheck", "check_head"]
 
@@ -105,7 +106,9 @@ def check_head(
             f"{(len(probes), len(weight))} was expected"
         )
     x = probes.astype(np.float64)
-    if rounds_in_graph(head):
+    if is_static(head):
+        x = round_statically(probes, static_step(written, head)).astype(np.float64)
+    elif rounds_in_graph(head):
         assert quantization.block is not None
         x = round_activations(probes, quantization.block).astype(np.float64)
     worst, share = 0.0, 0.0

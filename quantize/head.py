@@ -20,6 +20,7 @@ from headport.quantize.formats import FORMATS, Format, StoredWeight
 from headport.quantize.head_pass import find_product, store_head_weight
 from headport.quantize.options import Options
 from headport.quantize.rescoring import Rescoring, add_rescoring
+from headport.quantize.static_pass import round_hidden_states
 
 __all__ = ["HEAD", "QuantisedHead", "check_options", "quantisable_head", "quantise_head"]
 
@@ -75,7 +76,8 @@ def quantise_head(
     head = quantisable_head(source)
     entry, initializer = head_weight(source.manifest, head)
     model = load_graphs(source)[head.graph]
-    bias = _bias(find_product(model, initializer))
+    product = find_product(model, initializer)
+    bias = _bias(product)
     weight = read_tensor(source, entry)
     block = quantization.block or 0
     rounder, gain = None, None
@@ -84,6 +86,9 @@ def quantise_head(
         rounder = compensated_rounder(calibration)
     stored = kind.store(weight, block, rounder)
     name = store_head_weight(model, initializer, stored, kind, block)
+    if quantization.activations == "static":
+        assert calibration is not None, "check_options wants texts"
+        round_hidden_states(model, product, calibration.largest)
     changed = msgspec.structs.replace(head, weight=name, tied=False, quantization=quantization)
     models = {head.graph: model}
     if count:
@@ -126,11 +131,13 @@ def _quantization(options: Options) -> Quantization:
     kind = FORMATS.get(_format(options))
     if kind is None or options.head == "none":
         raise UsageError(f"--head {options.head}: use one of {', '.join(FORMATS)}")
-    activations = ("residual", "rounded", "exact")
+    activations = ("residual", "rounded", "exact", "static")
     if options.activations not in activations:
         raise UsageError(
             f"--activations {options.activations}: use one of {', '.join(activations)}"
         )
+    if options.activations == "static":
+        _check_static(options)
     if options.block is not None and options.block not in kind.blocks:
         allowed = ", ".join(map(str, sorted(kind.blocks))) or "none: it has no blocks"
         raise UsageError(f"--block {options.block}: --head {options.head} takes {allowed}")
@@ -151,6 +158,16 @@ def _quantization(options: Options) -> Quantization:
         symmetric=not options.asymmetric,
         rounding="compensated" if options.calibration else "nearest",
     )
+
+
+def _check_static(options: Options) -> None:
+    if options.head != "int8-row" or not options.calibration:
+        raise UsageError(
+            "--activations static needs --head int8-row and --calibration, whose texts give the "
+            "scale"
+        )
+    if options.rescore is not None or options.certify:
+        raise UsageError("--activations static gives all logits; leave out --rescore and --certify")
 
 
 def _candidate_count(options: Options, kind: Format) -> int:

@@ -36,10 +36,11 @@ class Options(OptionRecord, frozen=True):
         int, option("at most this many tokens of the calibration texts", metavar="N")
     ] = 4096
     activations: Annotated[
-        Literal["residual", "rounded", "exact"],
+        Literal["residual", "rounded", "exact", "static"],
         option(
             "integers, once lowered: hidden states as their rounded value plus the rounded rest, "
-            "rounded once (fastest), or not rounded (slow)"
+            "rounded once (fastest), or not rounded (slow); static: rounded in the graph by one "
+            "scale of the calibration texts, for int8-row (W8A8)"
         ),
     ] = "residual"
     rescore: Annotated[
