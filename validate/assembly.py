@@ -120,6 +120,7 @@ def assemble_report(
         slices=slices,
         position_slices=kinds,
         by_document=tuple(_by_document(found)),
+        distributions=comparison.spread.distributions(overall.kept),
         flips=comparison.flips.flips(names, candidate.tokens.decode),
         attribution=evidence.attribution,
         bisection=evidence.bisection,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from headport.errors import UsageError
@@ -16,7 +15,7 @@ from headport.validate.certainty import bounds, ratio, student_quantile
 from headport.validate.evidence import Verdict
 from headport.validate.report import DocumentSummary, Metric, Regression, Report
 
-__all__ = ["LIMITS", "Limit", "read_baseline", "regressions"]
+__all__ = ["LIMITS", "Limit", "check_comparable", "regressions"]
 
 
 @dataclass(frozen=True)
@@ -46,25 +45,6 @@ _SUBJECT: dict[str, Callable[[Report], Any]] = {
     "tokens": lambda report: report.tokens_scored,
     "reference": lambda report: report.reference.sha256,
 }
-
-
-def read_baseline(file: Path) -> Report:
-    """Read a report that `--json` wrote.
-
-    Raises:
-        UsageError: If it is missing or no report of this schema version.
-    """
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{file}: a report was expected: {error.strerror}") from error
-    try:
-        return msgspec.json.decode(data, type=Report)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise UsageError(
-            f"{file}: no report of this release of headport ({error}); "
-            "write it with `headport validate … --json`"
-        ) from error
 
 
 def check_comparable(baseline: Report, report: Report, file: Path) -> None:

@@ -17,7 +17,6 @@ from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.session import SessionSettings, usable_cpus
 from headport.validate.assembly import Evidence, Findings, Settings, assemble_report
 from headport.validate.attribution import attribute, noise_floor, sampled_jobs
-from headport.validate.baseline import read_baseline
 from headport.validate.bisection import MAX_WINDOWS, bisect
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import Material, check_ids, compare, jobs_of, prepare
@@ -25,6 +24,7 @@ from headport.validate.documents import Text, read_texts
 from headport.validate.gates import GateRule, check_slices, read_gates
 from headport.validate.greedy import run_greedy
 from headport.validate.markdown import render_markdown
+from headport.validate.reading import read_report
 from headport.validate.reference_process import ReferenceProcess
 from headport.validate.report import ReferenceFacts, Report
 from headport.validate.sampler_parity import sampler_parity
@@ -163,9 +163,7 @@ def _read_task(options: Options, stored: StoredReference | None = None) -> _Task
         bundle=bundle,
         midpoint=None if options.unquantised is None else _midpoint(options.unquantised, bundle),
         baseline=(
-            None
-            if options.baseline is None
-            else (options.baseline, read_baseline(options.baseline))
+            None if options.baseline is None else (options.baseline, read_report(options.baseline))
         ),
     )
 

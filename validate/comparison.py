@@ -27,6 +27,7 @@ from headport.validate.documents import (
 from headport.validate.flips import FlipCounts
 from headport.validate.reference_process import ScoredBlock
 from headport.validate.sides import ReferenceSide, Tokenizing
+from headport.validate.spread import Spread
 from headport.validate.sums import DocumentSums, Positions
 from headport.validate.worst import WorstPositions
 
@@ -41,6 +42,7 @@ __all__ = [
     "jobs_of",
     "prepare",
     "rare_ids",
+    "target_counts",
 ]
 
 Float64 = npt.NDArray[np.float64]
@@ -66,6 +68,7 @@ class Comparison:
     rows: tuple[slice, ...]  # rows of each text's documents in the sums
     worst: WorstPositions
     flips: FlipCounts
+    spread: Spread
     seconds: float
     reference_seconds: float  # overlaps with the candidate's
     candidate_seconds: float
@@ -196,7 +199,9 @@ def compare(
     """
     tokens = sum(d.tokens_scored for m in materials for d in m.documents)
     sums = DocumentSums(sum(len(m.documents) for m in materials), tokens)
-    worst, flips, rare = WorstPositions(), FlipCounts(), rare_ids(materials, candidate.vocab_size)
+    frequency = target_counts(materials, candidate.vocab_size)
+    worst, flips, rare = WorstPositions(), FlipCounts(), rare_ids(frequency)
+    spread = Spread(sum(len(m.documents) for m in materials), frequency)
     before, metrics_seconds = (candidate.seconds, reference.seconds), 0.0
     started = time.perf_counter()
     batches = _batches(jobs_of(materials, window, overlap), batch_size)
@@ -224,6 +229,13 @@ def compare(
                     flips.offer(
                         job.material, job.window, at, (block.logits, logits), block.near_tie_bound
                     )
+                    spread.add(
+                        (job.row, job.document.weight),
+                        job.window.start + at,
+                        targets,
+                        (block.logits, logits),
+                        scores,
+                    )
                     metrics_seconds += time.perf_counter() - counted
                     progress.update(len(scores))
     return Comparison(
@@ -231,6 +243,7 @@ def compare(
         rows=document_rows(materials),
         worst=worst,
         flips=flips,
+        spread=spread,
         seconds=time.perf_counter() - started,
         candidate_seconds=candidate.seconds - before[0],
         reference_seconds=reference.seconds - before[1],
@@ -258,16 +271,25 @@ def _positions(job: Job, at: Int64, rare: Bool, bound: Float64) -> Positions:
     )
 
 
-def rare_ids(materials: Sequence[Material], vocab_size: int) -> Bool:
-    """The least frequent target ids that together make up at most `RARE_SHARE` of all targets."""
+def target_counts(materials: Sequence[Material], vocab_size: int) -> Int64:
+    """How often each token is scored, [V]."""
     counts = np.zeros(vocab_size, np.int64)
     for material in materials:
         for document in material.documents:
             targets = document.token_ids[1 : document.used][document.scored]
             counts += np.bincount(targets, minlength=vocab_size)
+    return counts
+
+
+def rare_ids(counts: Int64) -> Bool:
+    """The least frequent target ids that together make up at most `RARE_SHARE` of all targets.
+
+    Args:
+        counts: How often each token is scored, [V].
+    """
     order = np.argsort(counts, kind="stable")
     within = np.cumsum(counts[order]) <= RARE_SHARE * counts.sum()
-    rare = np.zeros(vocab_size, np.bool_)
+    rare = np.zeros(len(counts), np.bool_)
     rare[order[within]] = True
     return rare
 

@@ -1,4 +1,4 @@
-"""Records of what explains a verdict: flips, attribution, noise floor, sampler."""
+"""Records of what explains a verdict: flips, attribution, noise floor, sampler; a figure's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ __all__ = [
     "Bisection",
     "Flip",
     "Flips",
+    "Metric",
     "NoiseFloor",
     "Record",
     "SamplerCase",
@@ -25,6 +26,20 @@ Verdict = Literal["passed", "failed", "undecided"]
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every record of the report."""
+
+
+class Metric(Record, frozen=True):
+    """One figure with its 95 % confidence interval [low, high] and standard error.
+
+    `value` is null where the figure has no meaning, such as a rate over no position, or is not
+    finite. Interval and error are null where none is known: for extremes and percentiles, and for
+    fewer than two documents.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    error: float | None = None
 
 
 class Flip(Record, frozen=True):
@@ -48,7 +63,7 @@ class Flips(Record, frozen=True):
     """
 
     positions: int  # compared
-    noise: float  # σ, logits
+    noise: float | None  # σ, logits; None: written by an earlier release
     noise_factor: float
     near_ties: int  # margin within the near-tie bound: float32 rounding decides
     within_noise: int  # margin within noise_factor · √2 · σ

@@ -81,10 +81,11 @@ def _noise_floor(report: Report) -> Section:
 def _flips(report: Report) -> Section:
     flips = report.flips
     all_of_them = flips.near_ties + flips.within_noise + flips.beyond_noise
+    sigma = "" if flips.noise is None else f" (σ = {flips.noise:.1e})"
     title = (
         f"Other first choices: {all_of_them} of {flips.positions}; {flips.near_ties} near ties, "
-        f"{flips.within_noise} within {flips.noise_factor:g} · √2 · σ of the logit noise "
-        f"(σ = {flips.noise:.1e}), {flips.beyond_noise} beyond it"
+        f"{flips.within_noise} within {flips.noise_factor:g} · √2 · σ of the logit noise"
+        f"{sigma}, {flips.beyond_noise} beyond it"
     )
     return Section(
         title,

@@ -10,10 +10,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from headport.validate.distributions import Distributions
 from headport.validate.evidence import (
     Attribution,
     Bisection,
     Flips,
+    Metric,
     NoiseFloor,
     Record,
     SamplerParity,
@@ -23,6 +25,7 @@ from headport.validate.evidence import (
 __all__ = [
     "REPORT_SCHEMA_VERSION",
     "CandidateFacts",
+    "Choice",
     "DocumentSummary",
     "GateResult",
     "GreedyRun",
@@ -41,22 +44,8 @@ __all__ = [
     "report_schema",
 ]
 
-REPORT_SCHEMA_VERSION: Final = 3
+REPORT_SCHEMA_VERSION: Final = 4
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
-
-
-class Metric(Record, frozen=True):
-    """One figure with its 95 % confidence interval [low, high] and standard error.
-
-    `value` is null where the figure has no meaning, such as a rate over no position, or is not
-    finite. Interval and error are null where none is known: for extremes and percentiles, and for
-    fewer than two documents.
-    """
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    error: float | None = None
 
 
 class Metrics(Record, frozen=True):
@@ -238,6 +227,14 @@ class Timing(Record, frozen=True):
     extra: float  # noise floor, attribution, bisection, samplers
 
 
+class Choice(Record, frozen=True):
+    """A token among the likeliest of one side."""
+
+    token: str
+    token_id: int
+    probability: float
+
+
 class Position(Record, frozen=True):
     """A position with large KL. Texts are pieces of the document, cut short."""
 
@@ -250,6 +247,8 @@ class Position(Record, frozen=True):
     reference_top1: str
     candidate_top1: str
     reference_margin: float  # reference logit of its own choice minus that of the candidate's
+    reference_top: tuple[Choice, ...]  # ten, likeliest first; none from earlier releases
+    candidate_top: tuple[Choice, ...]
 
 
 class GreedyRun(Record, frozen=True):
@@ -305,7 +304,7 @@ class DocumentSummary(Record, frozen=True):
 class Report(Record, frozen=True):
     """The outcome of one validation."""
 
-    schema_version: Literal[3]
+    schema_version: Literal[4]
     verdict: Verdict
     date: str  # UTC, ISO 8601
     headport: str
@@ -321,6 +320,7 @@ class Report(Record, frozen=True):
     slices: tuple[SliceReport, ...]
     position_slices: tuple[PositionSlice, ...]
     by_document: tuple[DocumentSummary, ...]
+    distributions: Distributions | None  # None: written by an earlier release
     flips: Flips
     attribution: Attribution | None
     bisection: Bisection | None

@@ -211,6 +211,9 @@ def _greedy_row(name: str, run: GreedyRun) -> tuple[str, ...]:
     )
 
 
+_WORST = 10  # rows; the page holds all
+
+
 def _worst(report: Report) -> Section:
     return Section(
         "Positions with the largest KL",
@@ -227,7 +230,7 @@ def _worst(report: Report) -> Section:
                 found.candidate_top1,
                 f"{found.reference_margin:.3e}",
             )
-            for found in report.worst
+            for found in report.worst[:_WORST]
         ),
     )
 

@@ -6,6 +6,14 @@ from typing import Any
 
 import msgspec
 
+from headport.validate.distributions import (
+    Bin,
+    Breakdown,
+    Calibration,
+    CalibrationBin,
+    Distributions,
+    Histogram,
+)
 from headport.validate.evidence import (
     AttributedPart,
     Attribution,
@@ -20,6 +28,7 @@ from headport.validate.evidence import (
 from headport.validate.figures import FIGURES
 from headport.validate.report import (
     CandidateFacts,
+    Choice,
     DocumentSummary,
     GateResult,
     GreedyRun,
@@ -132,6 +141,44 @@ def evidence(name: str, text: str) -> dict[str, Any]:
     }
 
 
+def choices(text: str, first: float) -> tuple[Choice, ...]:
+    """Ten tokens of falling probability."""
+    return tuple(
+        Choice(token=text, token_id=i, probability=first * (1 - first) ** i) for i in range(10)
+    )
+
+
+def distributions() -> Distributions:
+    """Histograms, one breakdown and a calibration."""
+    bins = (
+        Bin(name="1–16", tokens=16, top1_agreement=around(0.98), kl_mean=around(5e-4)),
+        Bin(name="17–64", tokens=26, top1_agreement=around(0.995), kl_mean=around(3e-4)),
+    )
+    return Distributions(
+        kl=Histogram(edges=(1e-6, 1e-5, 1e-4, 1e-3), counts=(4, 30, 7), below=0, above=1),
+        max_abs_logit_error=Histogram(edges=(0.01, 0.1, 1.0), counts=(30, 12), below=0, above=0),
+        delta_logit=Histogram(edges=(-0.1, 0.0, 0.1), counts=(90, 110), below=1, above=0),
+        delta_logit_sample="201 logits",
+        breakdowns=(Breakdown(by="position", definition="place in the document", bins=bins),),
+        calibration=Calibration(
+            bins=(
+                CalibrationBin(
+                    low=0.5,
+                    high=0.6,
+                    reference_positions=42,
+                    reference_confidence=0.55,
+                    reference_accuracy=0.5,
+                    candidate_positions=42,
+                    candidate_confidence=0.54,
+                    candidate_accuracy=0.5,
+                ),
+            ),
+            reference_error=0.05,
+            candidate_error=0.04,
+        ),
+    )
+
+
 def report(name: str = "prose", text: str = "the head", **changes: Any) -> Report:
     """A report; `name` and `text` stand wherever a name or text from outside appears."""
     part = SliceReport(
@@ -167,9 +214,11 @@ def report(name: str = "prose", text: str = "the head", **changes: Any) -> Repor
         reference_top1=text,
         candidate_top1=text,
         reference_margin=0.01,
+        reference_top=choices(text, 0.6),
+        candidate_top=choices(text, 0.55),
     )
     made = Report(
-        schema_version=3,
+        schema_version=4,
         verdict="passed",
         date="2026-01-01T00:00:00+00:00",
         headport="0.1.0",
@@ -215,6 +264,7 @@ def report(name: str = "prose", text: str = "the head", **changes: Any) -> Repor
                 top1_agreement=0.99,
             ),
         ),
+        distributions=distributions(),
         **evidence(name, text),
         worst=(position,),
         notes=(text,),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headport.errors import UsageError
-from headport.validate.baseline import read_baseline, regressions
+from headport.validate.baseline import regressions
 from headport.validate.report import DocumentSummary, Report
 from tests.validate.reports import around, metrics, report
 
@@ -78,13 +78,3 @@ def test_without_the_same_documents_intervals_are_independent() -> None:
 def test_another_subject_is_refused(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=f"other {what} found"):
         regressions(release(4e-4), release(4e-4, **changes), FILE)
-
-
-def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a report was expected"):
-        read_baseline(tmp_path / "none.json")
-    (tmp_path / "other.json").write_text('{"schema_version": 1}')
-    with pytest.raises(UsageError, match="no report of this release"):
-        read_baseline(tmp_path / "other.json")
-    (tmp_path / "good.json").write_bytes(msgspec.json.encode(release(4e-4)))
-    assert read_baseline(tmp_path / "good.json") == release(4e-4)

@@ -1,0 +1,1 @@
+"""What is made of a report: a page for readers, files for pipelines."""
