@@ -32,6 +32,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "count": ("headport.quantize.count.command", "Count how often a corpus uses each token."),
     "prune": ("headport.quantize.prune.command", "Keep the tokens that a domain uses."),
     "lower": ("headport.lowering.command", "Lower a portable bundle to one target."),
+    "lint": ("headport.lint.command", "Say what a target refuses, widens or ignores in a bundle."),
+    "engine": ("headport.runtime.engine.command", "Build TensorRT plans of a bundle's graphs."),
     "merge": ("headport.merge.command", "Merge a bundle into one model.onnx for other runtimes."),
     "build": ("headport.build", "Run the stages of a recipe: export, quantise, lower."),
     "reference": ("headport.validate.recording", "Store a reference for validation without torch."),

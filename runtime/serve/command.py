@@ -1,0 +1,132 @@
+"""`headport serve`: a bundle over HTTP until it is told to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+from typing import Annotated, Literal
+
+from headport.command import OptionRecord, Outcome, option, positional
+from headport.errors import UsageError
+from headport.progress import say
+from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
+from headport.runtime.generator import Generator
+from headport.runtime.results import Stats
+from headport.runtime.serve.limits import ServiceLimits
+
+__all__ = ["SUMMARY", "Options", "run", "serve"]
+
+SUMMARY = "Serve a bundle over HTTP, with the requests and answers of the OpenAI API."
+
+
+class Options(OptionRecord, frozen=True):
+    """Options of `headport serve`."""
+
+    bundle: Annotated[Path, positional("the bundle's folder")]
+    host: Annotated[
+        str, option("address to listen on; others than this machine's own are open")
+    ] = "127.0.0.1"
+    port: Annotated[int, option("0 = any free one")] = 8000
+    name: Annotated[str | None, option("what clients call the model; else the folder's name")] = (
+        None
+    )
+    slots: Annotated[
+        int, option("requests worked on at once; 0 = as memory allows, at most 16")
+    ] = 0
+    max_context: Annotated[int, option("tokens of a prompt and its reply; 0 = the model's")] = 0
+    max_new_tokens: Annotated[int, option("tokens of one reply, at most")] = 1024
+    max_replies: Annotated[int, option("replies to one request, at most")] = 32
+    max_waiting: Annotated[int, option("rows that may wait for a slot before one is refused")] = 256
+    max_body_bytes: Annotated[int, option("bytes of one request, at most")] = 1 << 20
+    timeout: Annotated[float, option("seconds for one request, waiting included")] = 300.0
+    grace: Annotated[float, option("seconds that running requests have once it is to stop")] = 30.0
+    prefill_chunk: Annotated[int, option("prompt tokens run before others get their turn")] = 64
+    threads: Annotated[int, option("ONNX Runtime threads, 0 = all available cores")] = 0
+    provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
+    cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
+    exact: Annotated[
+        Literal["auto", "always", "never"],
+        option("tokens as the unquantised head gives them; see generate"),
+    ] = "auto"
+    ignore: Annotated[
+        tuple[str, ...], option("fields of the bundle's generation_config to leave out")
+    ] = ()
+
+
+_EXACT = {"auto": None, "always": True, "never": False}
+
+
+def serve(options: Options) -> Stats:
+    """Serve until the process is told to stop.
+
+    Returns:
+        The generator's counts.
+
+    Raises:
+        HeadportError: As `Generator`.
+        UsageError: If a limit is not above 0, or the address cannot be listened on.
+    """
+    import uvicorn
+
+    from headport.runtime.serve.app import build_app
+
+    limits = ServiceLimits(
+        body_bytes=options.max_body_bytes,
+        new_tokens=options.max_new_tokens,
+        replies=options.max_replies,
+        seconds=options.timeout,
+    )
+    # Before the bundle is loaded, which takes longer than to find the port taken.
+    with _listen(options.host, options.port) as listener:
+        generator = Generator(
+            options.bundle,
+            threads=options.threads,
+            provider=options.provider,
+            cpu_fallback=options.cpu_fallback,
+            ignore=options.ignore,
+            exact=_EXACT[options.exact],
+            max_context=options.max_context,
+            reply_limit=options.max_new_tokens,
+            slots=options.slots,
+            prefill_chunk=options.prefill_chunk,
+            max_waiting=options.max_waiting,
+        )
+        name = options.name or options.bundle.resolve().name
+        config = uvicorn.Config(
+            build_app(generator, name, limits),
+            log_level="warning",
+            timeout_graceful_shutdown=max(1, round(options.grace)),
+        )
+        host, port = listener.getsockname()[:2]
+        where = f"[{host}]" if ":" in host else host
+        stats = generator.stats
+        say(
+            f"{name} at http://{where}:{port}/v1, {stats.slots} slots of {stats.context} tokens; "
+            "end it with Ctrl-C"
+        )
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            generator.close()
+        return generator.stats
+
+
+def run(options: Options) -> Outcome:
+    """Serve, and tell what was done."""
+    stats = serve(options)
+    text = f"[{stats.requests} requests, {stats.new_tokens} tokens]"
+    return Outcome(text, dataclasses.asdict(stats))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"{host}:{port} cannot be listened on ({error}); choose another --host or --port"
+        ) from error
+    return found

@@ -1,0 +1,166 @@
+"""A request's body → what to generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headport.errors import RequestError
+from headport.runtime.generator import Generator
+from headport.runtime.prompts import Prompt
+from headport.runtime.serve.fields import CHAT, COMPLETION, Endpoint, options_of
+from headport.runtime.serve.limits import ServiceLimits
+
+__all__ = ["Asked", "read_chat", "read_completion"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks for."""
+
+    model: str | None
+    prompts: Sequence[Prompt]
+    options: dict[str, Any]  # of the generator
+    stream: bool
+    usage_chunk: bool  # a stream ends with the counts of tokens
+    token_ids: bool  # the answer holds them
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    text: str
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str | list[_Part]
+    name: str | None = None
+
+
+class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+
+
+class _Flags(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+
+def read_completion(limits: ServiceLimits, body: bytes) -> Asked:
+    """Read a body of `/v1/completions`.
+
+    Raises:
+        RequestError: If it is no JSON object, a field is not supported or has a wrong value, or a
+            limit is exceeded.
+    """
+
+    def prompts(fields: Mapping[str, Any]) -> Sequence[Prompt]:
+        prompt = fields.get("prompt")
+        if isinstance(prompt, str) or (prompt and _ids(prompt)):
+            return [prompt]
+        if isinstance(prompt, list) and all(isinstance(p, str) or _ids(p) for p in prompt):
+            return prompt
+        raise RequestError("prompt: a text, a list of token ids, or a list of those was expected")
+
+    return _read(body, COMPLETION, prompts, _whole_logprobs, limits)
+
+
+def read_chat(limits: ServiceLimits, generator: Generator, body: bytes) -> Asked:
+    """Read a body of `/v1/chat/completions`; messages become a prompt by the chat template.
+
+    Raises:
+        RequestError: As `read_completion`.
+        BundleError: If the bundle has no usable chat template.
+    """
+
+    def prompts(fields: Mapping[str, Any]) -> Sequence[Prompt]:
+        messages = _convert(fields.get("messages"), list[_Message], "messages")
+        if not messages:
+            raise RequestError("messages: at least one was expected")
+        return [generator.chat_ids([_plain(message) for message in messages])]
+
+    return _read(body, CHAT, prompts, _chat_logprobs, limits)
+
+
+def _read(
+    body: bytes,
+    endpoint: Endpoint,
+    prompts: Callable[[Mapping[str, Any]], Sequence[Prompt]],
+    logprobs: Callable[[Mapping[str, Any]], int | None],
+    limits: ServiceLimits,
+) -> Asked:
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body must be a JSON object: {error}") from error
+    endpoint.check(fields)
+    flags = _convert({k: fields.get(k) for k in _Flags.__struct_fields__}, _Flags, "body")
+    options = options_of(endpoint, fields)
+    if (asked := logprobs(fields)) is not None:
+        options["logprobs"] = asked
+    found = prompts(fields)
+    _check_limits(found, options, limits)
+    return Asked(
+        model=flags.model,
+        prompts=found,
+        options=options,
+        stream=bool(flags.stream),
+        usage_chunk=bool(flags.stream_options and flags.stream_options.include_usage),
+        token_ids=bool(flags.return_token_ids),
+    )
+
+
+def _check_limits(
+    prompts: Sequence[Prompt], options: Mapping[str, Any], limits: ServiceLimits
+) -> None:
+    n, wanted = options.get("n", 1), options.get("max_new_tokens", 1)
+    faults = []
+    if isinstance(n, int) and len(prompts) * n > limits.replies:
+        faults.append(f"{len(prompts)} prompts times n={n} exceed {limits.replies} replies")
+    if isinstance(wanted, int) and wanted > limits.new_tokens:
+        faults.append(f"{wanted} tokens exceed {limits.new_tokens} per reply")
+    if faults:
+        raise RequestError(f"this service's limits: {'; '.join(faults)}")
+
+
+def _whole_logprobs(fields: Mapping[str, Any]) -> int | None:
+    asked: int | None = fields.get("logprobs")
+    return asked
+
+
+def _chat_logprobs(fields: Mapping[str, Any]) -> int | None:
+    asked, most = fields.get("logprobs"), fields.get("top_logprobs")
+    if asked not in (None, True, False):
+        raise RequestError(f"logprobs: true or false was expected, {asked!r} was given")
+    if not asked:
+        if most:
+            raise RequestError("top_logprobs has no effect without logprobs=true")
+        return None
+    return 0 if most is None else most
+
+
+def _plain(message: _Message) -> dict[str, Any]:
+    content = message.content
+    if not isinstance(content, str):
+        other = [part.type for part in content if part.type != "text"]
+        if other:
+            raise RequestError(f"messages: parts of type {', '.join(other)} are not supported")
+        content = "".join(part.text for part in content)
+    named = {} if message.name is None else {"name": message.name}
+    return {"role": message.role, "content": content, **named}
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(i, int) for i in value)
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{where}: {error}") from error
