@@ -31,6 +31,7 @@ from headport.validate.sampler_parity import sampler_parity
 from headport.validate.sides import ReferenceSide
 from headport.validate.store import PREFIX_TOKENS, StoredReference, is_store
 from headport.validate.terminal import render_terminal
+from headport.validate.top_rows import BOUNDED_METRICS
 from headport.validate.webpage import render_webpage
 
 __all__ = ["SUMMARY", "Options", "run", "validate", "validate_with"]
@@ -155,6 +156,8 @@ def _read_task(options: Options, stored: StoredReference | None = None) -> _Task
     rules = read_gates(options.gates) if options.gates else None
     texts = read_texts(options.text) if stored is None else stored.texts()
     check_slices(rules or (), [text.name for text in texts])
+    if stored is not None and _knows_top_only(stored):
+        _check_known(options, rules or (), stored)
     bundle = Bundle.open(options.bundle)
     return _Task(
         options=options,
@@ -166,6 +169,26 @@ def _read_task(options: Options, stored: StoredReference | None = None) -> _Task
             None if options.baseline is None else (options.baseline, read_report(options.baseline))
         ),
     )
+
+
+def _knows_top_only(reference: ReferenceSide | None) -> bool:
+    return isinstance(reference, StoredReference) and reference.store.top is not None
+
+
+def _check_known(options: Options, rules: Sequence[GateRule], stored: StoredReference) -> None:
+    """Refuse what a reference of likeliest tokens alone cannot decide."""
+    blind = sorted({r.metric for r in rules if r.metric.startswith(BOUNDED_METRICS)})
+    if blind:
+        raise UsageError(
+            f"{options.gates}: {stored.path} keeps the likeliest tokens only, which decide no gate "
+            f"on {', '.join(blind)}; hold agreements, perplexity_ratio or delta_p, or write the "
+            "store without --top"
+        )
+    if options.baseline is not None:
+        raise UsageError(
+            f"--baseline: {stored.path} keeps the likeliest tokens only, so no KL can be held "
+            "against an earlier one; leave it out"
+        )
 
 
 def _midpoint(path: Path, bundle: Bundle) -> Bundle:
@@ -265,6 +288,7 @@ def _validate(task: _Task, reference: ReferenceSide) -> Report:
         rules=task.rules,
         rules_source=options.gates.name if options.gates else None,
         baseline=task.baseline,
+        bounded=BOUNDED_METRICS if _knows_top_only(reference) else ("-",),
     )
     found = Findings(materials, comparison, greedy, seconds, ready, evidence)
     return assemble_report(task.bundle, candidate, found, settings)
