@@ -158,7 +158,7 @@ def _read_task(options: Options, stored: StoredReference | None = None) -> _Task
     check_slices(rules or (), [text.name for text in texts])
     if stored is not None and _knows_top_only(stored):
         _check_known(options, rules or (), stored)
-    bundle = Bundle.open(options.bundle)
+    bundle = _whole(options.bundle)
     return _Task(
         options=options,
         rules=rules,
@@ -169,6 +169,23 @@ def _read_task(options: Options, stored: StoredReference | None = None) -> _Task
             None if options.baseline is None else (options.baseline, read_report(options.baseline))
         ),
     )
+
+
+def _whole(path: Path) -> Bundle:
+    """Open a bundle that gives logits of the whole vocabulary.
+
+    Raises:
+        UsageError: If it was pruned.
+    """
+    bundle = Bundle.open(path)
+    vocabulary = bundle.manifest.vocabulary
+    if vocabulary.map is not None or vocabulary.checkpoint_ids is not None:
+        raise UsageError(
+            f"{path}: its vocabulary is pruned, and figures over different vocabularies cannot be "
+            "compared; validate the bundle it was pruned from, and let `headport price` say what "
+            "pruning costs"
+        )
+    return bundle
 
 
 def _knows_top_only(reference: ReferenceSide | None) -> bool:
