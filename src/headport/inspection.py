@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,16 @@ import msgspec
 
 from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
+from headport.engines import (
+    EngineRecord,
+    installed_backend,
+    read_engines,
+    rebuild_advice,
+    strangers,
+    unusable,
+)
+from headport.errors import BundleError
+from headport.gpu_probe import probe_gpu
 from headport.manifest import (
     BackboneQuantization,
     Head,
@@ -63,6 +74,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     selftest: dict[str, Any] | None = None
     memory: MemoryUse | None = None
     backbone_quantization: BackboneQuantization | None = None
+    engines: tuple[EngineRecord, ...] = ()
+    engine_faults: dict[str, tuple[str, ...]] = {}  # plan → why it is not this bundle's
+    engine_notes: dict[str, tuple[str, ...]] = {}  # plan → why it cannot be run on this machine
 
     def text(self) -> str:
         """The description as lines for a terminal."""
@@ -86,6 +100,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
                 f"sha256 {self.provenance.sha256[:16]}…)",
             ),
             *(("stage", _stage(stage)) for stage in self.provenance.stages),
+            *(("engine", line) for line in self._engine_lines()),
             *(("session", f"{key} = {value}") for key, value in self.session_options.items()),
             ("checksums", self.checksums),
             *(("unlisted", f"{name} (not part of the bundle)") for name in self.unlisted_files),
@@ -96,6 +111,35 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             rows.append(("memory", _memory(self.memory)))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+    def _engine_lines(self) -> Iterator[str]:
+        for record in self.engines:
+            yield _engine(record)
+            yield _chain(record)
+            for fault in self.engine_faults.get(record.plan, ()):
+                yield f"FAULT: {fault}; build it again: {record.command}"
+            for note in self.engine_notes.get(record.plan, ()):
+                yield f"not on this machine: {note}"
+
+
+def _engine(record: EngineRecord) -> str:
+    targets = ", ".join(record.compute_capabilities) or "the backend's own GPUs"
+    weights = "".join(
+        f", {w.plan_bytes_per_element:.3f} bytes per weight of {w.weight} "
+        f"({'its bytes found' if w.found else 'its bytes not found as stored'})"
+        for w in record.weights
+    )
+    return (
+        f"{record.plan} ({_size(record.plan_bytes)}): {record.status}, not validated, by "
+        f"{record.backend} {record.backend_version} for {targets}{weights}"
+    )
+
+
+def _chain(record: EngineRecord) -> str:
+    return (
+        f"checkpoint {record.checkpoint_sha256[:16]}… → {record.graph} ONNX "
+        f"{record.graph_sha256[:16]}… → plan {record.plan_sha256[:16]}…"
+    )
 
 
 def _size(count: int) -> str:
@@ -162,6 +206,7 @@ def _graph_bytes(manifest: Manifest) -> dict[str, int]:
 def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Description:
     """Describe an opened, and so verified, bundle."""
     manifest = bundle.manifest
+    engines = tuple(read_engines(bundle).values())
     return Description(
         bundle=bundle.path.name,
         target=manifest.target,
@@ -178,6 +223,11 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
         unlisted_files=tuple(bundle.unlisted_files()),
         selftest=None if selftest is None else _selftest(selftest),
         backbone_quantization=manifest.backbone_quantization,
+        engines=engines,
+        engine_faults={e.plan: tuple(f) for e in engines if (f := strangers(bundle, e))},
+        engine_notes={
+            e.plan: tuple(unusable(e, probe_gpu(), installed_backend(e.backend))) for e in engines
+        },
     )
 
 
@@ -202,18 +252,21 @@ def _selftest(result: SelftestResult) -> dict[str, Any]:
 
 
 def inspect(options: Options) -> tuple[Description, bool]:
-    """Open, verify and describe a bundle; the flag says whether a requested self-test passed.
+    """Open, verify and describe a bundle; the flag says whether all that was looked at is right.
 
     Raises:
         BundleError: If the bundle is damaged, naming every fault.
     """
-    bundle = Bundle.open(options.bundle)
+    try:
+        bundle = Bundle.open(options.bundle)
+    except BundleError as error:
+        raise BundleError(f"{error}{rebuild_advice(options.bundle)}") from error
     settings = SessionSettings(provider=options.provider, cpu_fallback=options.cpu_fallback)
     result = run_selftest(bundle, settings) if options.selftest else None
     found = describe(bundle, result)
     if options.memory:
         found = msgspec.structs.replace(found, memory=measure_memory(options.bundle))
-    return found, result is None or bool(result)
+    return found, not found.engine_faults and (result is None or bool(result))
 
 
 def run(options: Options) -> Outcome:

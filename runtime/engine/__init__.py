@@ -1,0 +1,1 @@
+"""Building TensorRT plans. Nothing here runs one: that is `headport.runtime.tensorrt`."""

@@ -1,0 +1,1 @@
+"""Reading a bundle's graphs against what a target refuses, widens or ignores in silence."""

@@ -1,0 +1,224 @@
+"""The runner of plans, on a stand-in for the library and with main memory as the device."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headport.runtime.tensorrt.runner as runner_module
+from headport.bundle import Bundle
+from headport.engines import bundle_digest, read_engines
+from headport.errors import BundleError, EngineError, NoGpuError, PromptError
+from headport.gpu_probe import Gpu, GpuProbe
+from headport.lowering import Options as LowerOptions
+from headport.lowering import lower
+from headport.runner import open_runner
+from headport.runtime.engine.backends import load_backend
+from headport.runtime.engine.builder import build_plan
+from headport.runtime.engine.command import Options, engine
+from headport.runtime.tensorrt.guard import require_usable
+from headport.runtime.tensorrt.plan import Plan
+from headport.runtime.tensorrt.runner import PlanRunner, open_plans
+from tests.lowering.backbones import CONTEXT, HIDDEN, VOCAB, Layer, attention_backbone
+from tests.runtime.engine.conftest import FAKE
+from tests.toy_bundles import write_toy
+
+PROFILE = (
+    *("prefill", "batch=1:2:4", "sequence=2:4:6", "past=0:8:31"),
+    *("decode", "batch=1:2:4", "sequence=1", "past=0:8:31"),
+)
+CARD = GpuProbe("13.0", (Gpu("card", "8.9", 1 << 34),), None)
+
+
+class HostDevice:
+    """Main memory in place of a GPU's."""
+
+    stream = 7
+
+    def __init__(self) -> None:
+        self.held: dict[int, Any] = {}
+
+    def allocate(self, size: int) -> int:
+        block = (ctypes.c_uint8 * size)()
+        address = ctypes.addressof(block)
+        self.held[address] = block
+        return address
+
+    def free(self, address: int) -> None:
+        del self.held[address]
+
+    def upload(self, address: int, array: np.ndarray) -> None:
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def download(self, address: int, array: np.ndarray) -> None:
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plans")
+    weight = np.random.default_rng(1).normal(size=(VOCAB, HIDDEN)).astype(np.float16)
+    backbone = attention_backbone([Layer(window=5), Layer()], half=True)
+    source = write_toy(folder / "a", weight, backbone=backbone, max_context=CONTEXT)
+    output = folder / "lowered"
+    low = lower(LowerOptions(bundle=source.path, output=output, target="tensorrt")).path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FAKE))
+        options = Options(
+            bundle=low,
+            output=folder / "built",
+            backend="tensorrt-rtx",
+            profile=PROFILE,
+            compute_capability=("SM89",),
+        )
+        patch.setattr(
+            "headport.runtime.engine.plan.build_apart",
+            lambda request, *_, **__: build_plan(load_backend(request.backend), request),
+        )
+        made = engine(options).path
+        sys.modules.pop("tensorrt_rtx", None)
+    # The stand-in's plans name the graphs they were built of, which lay in the draft.
+    for name in ("backbone", "head.lm"):
+        plan = made / "engines" / f"{name}.plan"
+        head, rest = plan.read_bytes().split(b"\n", 1)
+        graph = str(low / f"{name}.onnx").encode()
+        start = head.index(b'"model": "') + len(b'"model": "')
+        plan.write_bytes(head[:start] + graph + head[head.index(b'"', start) :] + b"\n" + rest)
+    return made
+
+
+def opened(built: Path, device: HostDevice, **options: Any) -> PlanRunner:
+    sys.path.insert(0, str(FAKE))
+    try:
+        trt = importlib.import_module("tensorrt_rtx")
+    finally:
+        sys.path.remove(str(FAKE))
+        sys.modules.pop("tensorrt_rtx", None)
+    bundle = Bundle(built, _manifest(built))
+    return PlanRunner(
+        bundle,
+        device,
+        read_engines(bundle),
+        lambda record: Plan(trt, built / record.plan, device, **options),
+    )
+
+
+def _manifest(built: Path) -> Any:
+    from headport.manifest import decode_manifest
+
+    return decode_manifest((built / "manifest.json").read_bytes(), "manifest")
+
+
+def test_plans_answer_like_the_graphs_step_by_step(built: Path) -> None:
+    device = HostDevice()
+    found = opened(built, device)
+    expected = open_runner(Bundle(built, _manifest(built)))
+    caches = [runner.new_cache(3, CONTEXT) for runner in (found, expected)]
+    rng = np.random.default_rng(0)
+    for lengths in ((9, 3, 1), (1, 1, 1), (1, 0, 1), (4, 0, 2)):
+        counts = np.array(lengths)
+        ids = rng.integers(0, VOCAB, (3, max(lengths)))
+        hidden = [
+            runner.forward(cache, ids, counts)
+            for runner, cache in zip((found, expected), caches, strict=True)
+        ]
+        for row, count in enumerate(lengths):
+            np.testing.assert_allclose(
+                hidden[0][row, :count], hidden[1][row, :count], rtol=0, atol=2e-2
+            )
+    assert found.runs == 5  # the first step is wider than a plan takes at once
+    rows = hidden[1].reshape(-1, HIDDEN)
+    logits = [runner.head(rows).logits for runner in (found, expected)]
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-6)
+    assert found.full_logits(rows[:0]).shape == (0, VOCAB)
+    del caches, hidden, logits, found
+    assert not device.held  # all memory is given back
+
+
+def test_limits_of_a_plan_are_told_in_its_own_terms(built: Path) -> None:
+    runner = opened(built, HostDevice())
+    with pytest.raises(PromptError, match=r"a batch of 5 .* up to 4"):
+        runner.new_cache(5, 8)
+    cache = runner.new_cache(1, 64)
+    runner.forward(cache, np.zeros((1, 30), np.int64), np.array([30]))
+    with pytest.raises(EngineError, match=r"built for no such shapes: input_ids \[1, 6\]"):
+        for _ in range(2):
+            runner.forward(cache, np.zeros((1, 6), np.int64), np.array([2]))
+    assert cache.lengths[0] == 32  # what ran has been kept
+    with pytest.raises(BundleError, match="no head 'other' is loaded"):
+        runner.head(np.zeros((1, HIDDEN), np.float32), "other")
+    with pytest.raises(BundleError, match="candidates were expected"):
+        runner.quantised(np.zeros((1, HIDDEN), np.float32))
+
+
+def test_a_generator_runs_on_plans(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened(built, HostDevice(), capture=True).cpu_operators() == {}
+
+
+def test_without_a_gpu_nothing_of_tensorrt_is_touched(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = GpuProbe(None, (), "libcuda.so.1 cannot be loaded: no NVIDIA driver is installed here")
+    monkeypatch.setattr("headport.runtime.tensorrt.guard.probe_gpu", lambda: fault)
+
+    def touched(*_: Any) -> None:
+        raise AssertionError("TensorRT was touched")
+
+    monkeypatch.setattr(runner_module, "load_backend", touched)
+    monkeypatch.setattr(runner_module, "CudaDevice", touched)
+    bundle = Bundle(built, _manifest(built))
+    monkeypatch.setattr("headport.runtime.tensorrt.guard.strangers", lambda *_: [])
+    with pytest.raises(NoGpuError, match=r"no NVIDIA driver.*--provider cpu"):
+        open_plans(bundle)
+
+
+@pytest.mark.parametrize(
+    ("probe", "version", "message"),
+    [
+        (
+            GpuProbe("13.0", (Gpu("h", "9.0", 1),), None),
+            "1.7.1",
+            "built for SM89; the GPU here is SM90",
+        ),
+        (CARD, "1.8.0", "built with tensorrt-rtx 1.7.1, 1.8.0 is installed"),
+    ],
+)
+def test_another_machine_is_told_apart(
+    built: Path, probe: GpuProbe, version: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle(built, _manifest(built))
+    record = read_engines(bundle)["backbone"]
+    with pytest.raises(EngineError, match=f"{message}.*headport engine lowered -o built"):
+        require_usable(bundle, record, probe=probe, version=version)
+    require_usable(bundle, record, probe=CARD, version="1.7.1")
+
+
+def test_a_plan_of_another_bundle_is_refused(built: Path) -> None:
+    import msgspec
+
+    bundle = Bundle(built, _manifest(built))
+    record = read_engines(bundle)["backbone"]
+    assert record.bundle_sha256 == bundle_digest(bundle.manifest)
+    foreign = msgspec.structs.replace(record, bundle_sha256="0" * 64)
+    with pytest.raises(BundleError, match=r"made from another bundle.*headport engine"):
+        require_usable(bundle, foreign, probe=CARD, version="1.7.1")
+    swapped = msgspec.structs.replace(record, plan_sha256="0" * 64)
+    with pytest.raises(BundleError, match="is another plan"):
+        require_usable(bundle, swapped, probe=CARD, version="1.7.1")
+
+
+def test_a_damaged_plan_is_refused(built: Path, tmp_path: Path) -> None:
+    sys.path.insert(0, str(FAKE))
+    trt = importlib.import_module("tensorrt_rtx")
+    sys.path.remove(str(FAKE))
+    sys.modules.pop("tensorrt_rtx", None)
+    file = tmp_path / "x.plan"
+    file.write_bytes(b"\0\1\2")
+    with pytest.raises(EngineError, match=r"x.plan: the library does not load it"):
+        Plan(trt, file, HostDevice())
