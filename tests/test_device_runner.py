@@ -97,6 +97,17 @@ def test_a_full_row_may_wait_while_others_decode(runner: DeviceRunner) -> None:
         assert np.abs(found[row] - _alone(runner, row, length)).max() < TOLERANCE
 
 
+def test_rows_take_over_what_others_held(runner: DeviceRunner) -> None:
+    cache = runner.new_cache(3, CONTEXT)
+    runner.forward(cache, IDS[:, :9], np.array([9, 2, 5]))
+    runner.reorder(cache, np.array([2, 0, 0]))
+    assert cache.lengths.tolist() == [5, 9, 9]
+    following = np.array([[IDS[2, 5]], [IDS[0, 9]], [IDS[0, 9]]])
+    found = runner.forward(cache, following, np.ones(3, np.int64))
+    for row, (source, length) in enumerate([(2, 6), (0, 10), (0, 10)]):
+        assert np.abs(found[row, 0] - _alone(runner, source, length)[-1]).max() < TOLERANCE
+
+
 def test_runs_per_step(runner: DeviceRunner) -> None:
     counts = []
     cache = runner.new_cache(3, CONTEXT)

@@ -75,6 +75,21 @@ def test_a_row_may_fill_the_cache_exactly(runner: Runner) -> None:
         assert len(rows) == 12 and np.abs(rows - _alone(runner, b, 12)).max() < 2e-5
 
 
+def test_rows_take_over_what_others_held(runner: Runner) -> None:
+    cache = runner.new_cache(3, 12)
+    runner.forward(cache, IDS[:, :9], np.array([9, 2, 5]))
+    runner.reorder(cache, np.array([2, 0, 2]))
+    assert cache.lengths.tolist() == [5, 9, 5]
+    sources = [2, 0, 2]
+    following = np.array([IDS[2, 5:7], IDS[0, 9:11], [IDS[2, 5], 7]])
+    found = runner.forward(cache, following, np.array([2, 2, 2]))
+    for b, source in enumerate(sources[:2]):
+        length = [5, 9][b] + 2
+        assert np.abs(found[b] - _alone(runner, source, length)[-2:]).max() < 2e-5
+    assert np.abs(found[2, 0] - found[0, 0]).max() < 2e-5
+    assert np.abs(found[2, 1] - found[0, 1]).max() > 1e-3  # the copies are two
+
+
 def test_one_token_more_than_fits_is_refused_and_changes_nothing(runner: Runner) -> None:
     cache = runner.new_cache(2, 5)
     runner.forward(cache, IDS[:2, :5], np.array([5, 2]))

@@ -106,6 +106,20 @@ def test_states_are_read_and_written_in_turn_and_keys_in_place(lowered: Lowered)
     assert np.abs(first["past_conv_states.0"] - second["past_conv_states.0"]).max() > 0
 
 
+@pytest.mark.parametrize("family", ["lfm2", "mamba"])
+def test_states_go_with_their_row(family: str, lowered: Lowered) -> None:
+    ids = np.random.default_rng(4).integers(1, VOCAB_SIZE, (2, 8))
+    for bundle in lowered(family):
+        runner = open_runner(bundle)
+        whole = runner.forward(runner.new_cache(1, 8), ids[:1], np.array([8]))[0, 6:]
+        cache = runner.new_cache(2, 8)
+        runner.forward(cache, ids[:, :5], np.array([5, 3]))
+        runner.forward(cache, ids[:, 5:6], np.array([1, 1]))  # the other set of states
+        runner.reorder(cache, np.array([1, 0]))
+        found = runner.forward(cache, ids[[1, 0], 6:], np.array([2, 2]))[1]
+        np.testing.assert_allclose(found, whole, atol=2e-4 * np.abs(whole).max())
+
+
 def test_an_idle_row_keeps_its_states_bit_for_bit(lowered: Lowered) -> None:
     runner = open_runner(lowered("mamba2")[1])
     cache = runner.new_cache(2, 8)
