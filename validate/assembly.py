@@ -61,6 +61,7 @@ class Settings:
     rules: tuple[GateRule, ...] | None  # None: the recipe's defaults
     rules_source: str | None
     baseline: tuple[Path, Report] | None
+    bounded: tuple[str, ...] = ()  # beginnings of metrics that only a bound is known of
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,12 @@ def assemble_report(
     metrics = figures(overall)
     slices = tuple(_slices(found))
     kinds = tuple(_position_slices(comparison))
+    rules = settings.rules
+    if rules is None:
+        rules = DEFAULT_GATES[facts.recipe]
+        rules = tuple(r for r in rules if not r.metric.startswith(settings.bounded))
     gates = evaluate(
-        DEFAULT_GATES[facts.recipe] if settings.rules is None else settings.rules,
+        rules,
         Judged(metrics, overall.tokens),
         {part.name: Judged(part.metrics, part.tokens_scored) for part in slices}
         | {kind.name: Judged(kind.metrics, kind.tokens_scored) for kind in kinds},
@@ -316,6 +321,13 @@ def _notes(
             "The reference shows no single head matrix, so no rounding bound is known: nothing "
             "counts as a near tie, tie-adjusted agreements equal the raw ones, and the drift is "
             "not split into parts."
+        )
+    least, most = found.comparison.kl_bounds
+    if most:
+        notes.append(
+            "Of the reference only the likeliest tokens of each position are known: KL, total "
+            "variation, rank and logit errors are the least that fit, and are no gates. The true "
+            f"mean KL lies between {least:.3e} and {most:.3e}."
         )
     for gate in gates:
         own = None if floor is None else getattr(floor, gate.metric, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 
 import numpy as np
@@ -73,6 +73,7 @@ class Comparison:
     reference_seconds: float  # overlaps with the candidate's
     candidate_seconds: float
     metrics_seconds: float
+    kl_bounds: tuple[float, float]  # of the mean, where the reference knows its top only; else 0
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def compare(
     frequency = target_counts(materials, candidate.vocab_size)
     worst, flips, rare = WorstPositions(), FlipCounts(), rare_ids(frequency)
     spread = Spread(sum(len(m.documents) for m in materials), frequency)
+    kl_sums = np.zeros(2)
     before, metrics_seconds = (candidate.seconds, reference.seconds), 0.0
     started = time.perf_counter()
     batches = _batches(jobs_of(materials, window, overlap), batch_size)
@@ -223,6 +225,10 @@ def compare(
                     logits = candidate.logits(states[at])
                     counted = time.perf_counter()
                     targets = job.window.targets[at]
+                    if block.top is not None:
+                        z, least, most = block.top.completed(logits, targets)
+                        block = replace(block, logits=z)  # noqa: PLW2901
+                        kl_sums += [least.sum(), most.sum()]
                     scores = score_rows(block.logits, logits, targets, block.near_tie_bound)
                     sums.add(scores, _positions(job, at, rare[targets], block.near_tie_bound))
                     worst.offer(job.material, job.window, at, (block.logits, logits), scores)
@@ -248,6 +254,7 @@ def compare(
         candidate_seconds=candidate.seconds - before[0],
         reference_seconds=reference.seconds - before[1],
         metrics_seconds=metrics_seconds,
+        kl_bounds=(float(kl_sums[0] / tokens), float(kl_sums[1] / tokens)),
     )
 
 
@@ -256,7 +263,8 @@ def _only(block: ScoredBlock, at: Int64) -> ScoredBlock:
         return block
     rows = at - block.start
     hidden = None if block.hidden is None else block.hidden[rows]
-    return ScoredBlock(block.start, block.logits[rows], block.near_tie_bound[rows], hidden)
+    top = None if block.top is None else block.top[rows]
+    return ScoredBlock(block.start, block.logits[rows], block.near_tie_bound[rows], hidden, top)
 
 
 def _positions(job: Job, at: Int64, rare: Bool, bound: Float64) -> Positions:

@@ -25,15 +25,18 @@ from headport.validate.store import (
     HEAD_FILE,
     HIDDEN_FILE,
     STORE_FILE,
+    TOP_FILE,
     HeadForm,
     Store,
     StoredGreedy,
     StoredHead,
     StoredText,
     StoredWindow,
+    TopForm,
     chat_key,
     near_tie_bounds,
 )
+from headport.validate.top_rows import TopRows
 from headport.validate.wire import Score
 
 __all__ = ["SUMMARY", "Options", "Stored", "record", "run"]
@@ -41,6 +44,8 @@ __all__ = ["SUMMARY", "Options", "Stored", "record", "run"]
 SUMMARY = "Store a PyTorch reference on texts, for validation without torch and checkpoint."
 
 Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+_LEAST_TOP = 16  # agreements look at the first ten
 _BLOCK_ROWS = 64
 _UNSTATED_CONTEXT = 1 << 20
 
@@ -67,6 +72,14 @@ class Options(OptionRecord, frozen=True):
     noise_floor_tokens: Annotated[
         int, option("tokens on which the reference is held against itself, 0 for none")
     ] = 256
+    top: Annotated[
+        int,
+        option(
+            "keep so many likeliest tokens of a position and the mass of the rest, for models "
+            "whose head cannot be stored (default: 0, hidden states and head)",
+            metavar="K",
+        ),
+    ] = 0
     trust_remote_code: Annotated[bool, option("as for export")] = False
     allow_pickle: Annotated[bool, option("as for export")] = False
     force: Annotated[bool, option("replace an existing store")] = False
@@ -120,23 +133,22 @@ def record(options: Options) -> Stored:
     flags = [f"--{n.replace('_', '-')}" for n in ("trust_remote_code", "allow_pickle")]
     given = [f for f in flags if getattr(options, f[2:].replace("-", "_"))]
     reference = Reference(options.model, *given)
-    form, head, tensors = _head(reference)
+    writer = _TopWriter(reference, options.top) if options.top else _StateWriter(reference)
     materials = prepare(texts, _Tokenizer(reference), options.max_tokens, options.ignore_ids)
     context = _context(reference)
     window = min(options.window, context)
     with draft_bundle(options.output, force=options.force, marker=STORE_FILE) as draft:
-        with (draft.path / HIDDEN_FILE).open("wb") as stream:
-            windows, deviation = _write_states(
-                materials, (window, options.overlap), reference, head, stream
-            )
-        save_file(tensors, draft.path / HEAD_FILE)
+        windows = _write_windows(
+            materials, (window, options.overlap), reference, writer, draft.path
+        )
         local = LocalReference(reference)
         sampled = sampled_jobs(materials, window, options.overlap, options.noise_floor_tokens)
         floor = noise_floor(sampled, local, _BLOCK_ROWS) if options.noise_floor_tokens else None
         store = Store(
             schema_version=1,
-            ready=reference.ready,
-            head=form,
+            ready=writer.ready,
+            head=writer.form,
+            top=writer.top,
             context=context,
             window=window,
             overlap=options.overlap,
@@ -146,8 +158,8 @@ def record(options: Options) -> Stored:
             windows=windows,
             greedy=_greedy(materials, local, context, options.greedy_tokens),
             noise_floor=floor,
-            deviation=deviation,
-            files={n: file_entry(draft.path / n) for n in (HIDDEN_FILE, HEAD_FILE)},
+            deviation=writer.deviation,
+            files={n: file_entry(draft.path / n) for n in writer.files},
         )
         (draft.path / STORE_FILE).write_bytes(msgspec.json.encode(store))
         size = sum(file.stat().st_size for file in draft.path.iterdir())
@@ -157,8 +169,8 @@ def record(options: Options) -> Stored:
         path=str(options.output),
         tokens=tokens,
         bytes=size,
-        logit_bytes=4 * tokens * form.vocab_size,
-        deviation=deviation,
+        logit_bytes=4 * tokens * reference.ready.facts.vocab_size,
+        deviation=writer.deviation,
     )
 
 
@@ -186,7 +198,10 @@ def _head(reference: Reference) -> tuple[HeadForm, StoredHead, dict[str, Any]]:
     try:
         found = probe_head(reference.model)
     except ExportError as error:
-        raise CheckpointError(f"a reference with one head matrix can be stored: {error}") from error
+        raise CheckpointError(
+            f"a reference with one head matrix can be stored with its hidden states: {error}; pass "
+            "--top 256 to keep the likeliest tokens instead"
+        ) from error
     weight: Float32 = np.ascontiguousarray(found.weight.detach().float().numpy())
     bias = None if found.bias is None else found.bias.detach().float().numpy()
     bits = weight.view(np.uint32)
@@ -205,35 +220,81 @@ def _head(reference: Reference) -> tuple[HeadForm, StoredHead, dict[str, Any]]:
     return form, StoredHead(form, weight, bias), tensors
 
 
-def _write_states(
+class _StateWriter:
+    """Keeps what goes into the head, and proves of every position that it gives the logits."""
+
+    files = (HIDDEN_FILE, HEAD_FILE)
+    top = None
+
+    def __init__(self, reference: Reference) -> None:
+        self.ready = reference.ready
+        self.form, self._head, self._tensors = _head(reference)
+        self.deviation = 0.0
+
+    def write(self, stream: IO[bytes], hidden: Float32, logits: Float32, targets: Int64) -> None:
+        del targets
+        slope = self.ready.head_slope
+        for at in range(0, len(hidden), _BLOCK_ROWS):
+            inside = slice(at, at + _BLOCK_ROWS)
+            error = np.abs(self._head.logits(hidden[inside]) - logits[inside]).max(axis=1)
+            bound = near_tie_bounds(hidden[inside], self._head.row_norm, slope or 1.0)
+            if not (error <= bound).all():
+                raise ParityError(
+                    f"the stored head differs from the model's logits by {error.max():.3g}, "
+                    f"more than rounding explains ({bound.min():.3g}); nothing was written"
+                )
+            self.deviation = max(self.deviation, float(error.max()))
+        stream.write(hidden.astype("<f4", copy=False).tobytes())
+
+    def finish(self, folder: Path) -> None:
+        save_file(self._tensors, folder / HEAD_FILE)
+
+
+class _TopWriter:
+    """Keeps the likeliest tokens; the reference then counts as one whose head is not known."""
+
+    files = (TOP_FILE,)
+    form = None
+    deviation = 0.0  # nothing is computed again
+
+    def __init__(self, reference: Reference, count: int) -> None:
+        size = reference.ready.facts.vocab_size
+        if not _LEAST_TOP <= count <= size:
+            raise UsageError(
+                f"--top: {_LEAST_TOP} to the vocabulary's {size} expected, {count} given"
+            )
+        self.ready = msgspec.structs.replace(reference.ready, head_slope=None, hidden_size=0)
+        self.top = TopForm(vocab_size=size, count=count)
+
+    def write(self, stream: IO[bytes], hidden: Any, logits: Float32, targets: Int64) -> None:
+        del hidden
+        for at in range(0, len(logits), _BLOCK_ROWS):
+            inside = slice(at, at + _BLOCK_ROWS)
+            rows = TopRows.of_logits(logits[inside], targets[inside], self.top.count)
+            stream.write(rows.stored().tobytes())
+
+    def finish(self, folder: Path) -> None:
+        del folder
+
+
+def _write_windows(
     materials: list[Material],
     cut: tuple[int, int],
     reference: Reference,
-    head: StoredHead,
-    stream: IO[bytes],
-) -> tuple[tuple[StoredWindow, ...], float]:
-    """Write what goes into the head, and prove of every position that it gives the logits."""
-    windows, deviation = [], 0.0
-    slope = reference.ready.head_slope
+    writer: _StateWriter | _TopWriter,
+    folder: Path,
+) -> tuple[StoredWindow, ...]:
+    windows = []
     tokens = sum(d.used - 1 for m in materials for d in m.documents)
-    with bar(tokens, "reference", "token") as progress:
+    with (folder / writer.files[0]).open("wb") as stream, bar(tokens, "reference", "token") as done:
         for job in jobs_of(materials, *cut):
             ids = tuple(job.window.token_ids.tolist())
-            _, (hidden, logits) = reference.score(Score(ids, hidden=True))
-            for at in range(0, len(ids), _BLOCK_ROWS):
-                inside = slice(at, at + _BLOCK_ROWS)
-                error = np.abs(head.logits(hidden[inside]) - logits[inside]).max(axis=1)
-                bound = near_tie_bounds(hidden[inside], head.row_norm, slope or 1.0)
-                if not (error <= bound).all():
-                    raise ParityError(
-                        f"the stored head differs from the model's logits by {error.max():.3g}, "
-                        f"more than rounding explains ({bound.min():.3g}); nothing was written"
-                    )
-                deviation = max(deviation, float(error.max()))
-            stream.write(hidden.astype("<f4", copy=False).tobytes())
+            _, arrays = reference.score(Score(ids, hidden=True))
+            writer.write(stream, arrays[0], arrays[-1], job.window.targets)
             windows.append(StoredWindow(token_ids=ids))
-            progress.update(len(ids))
-    return tuple(windows), deviation
+            done.update(len(ids))
+    writer.finish(folder)
+    return tuple(windows)
 
 
 def _stored_text(material: Material) -> StoredText:
@@ -274,7 +335,8 @@ def run(options: Options) -> Outcome:
     stored = record(options)
     text = (
         f"{stored.path}: {stored.tokens} tokens in {stored.bytes / 1e6:.1f} MB, "
-        f"1/{stored.logit_bytes / stored.bytes:.1f} of their logits; largest difference to the "
-        f"model's own logits {stored.deviation:.1e}"
+        f"1/{stored.logit_bytes / stored.bytes:.1f} of their logits"
     )
+    if not options.top:
+        text += f"; largest difference to the model's own logits {stored.deviation:.1e}"
     return Outcome(text, stored)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from headport import errors
 from headport.errors import HeadportError, ReferenceProcessError
 from headport.validate.records import Messages
+from headport.validate.top_rows import TopRows
 from headport.validate.wire import (
     Answer,
     Continued,
@@ -56,9 +57,10 @@ class ScoredBlock:
     """Consecutive positions of a window. `logits` is overwritten by the next block."""
 
     start: int  # first position, in the window
-    logits: Float32  # [N, V]
+    logits: Float32  # [N, V]; [N, 0] where `top` stands for them
     near_tie_bound: Float64  # [N]
     hidden: Float32 | None = None  # [N, H], what goes into the head, where it was asked for
+    top: TopRows | None = None  # the likeliest tokens, where nothing else is known
 
 
 class ReferenceProcess:

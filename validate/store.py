@@ -1,13 +1,14 @@
 """A stored reference: its hidden states and its head, from which logits are computed again.
 
 `headport reference` writes the folder; validation reads it with NumPy alone, so that a machine
-without torch and without the checkpoint can judge a bundle. A position takes H numbers, not V.
+without torch and without the checkpoint can judge a bundle. A position takes H numbers, not V; or
+2 K, where only the K likeliest tokens are kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,6 +24,7 @@ from headport.validate.documents import Text
 from headport.validate.evidence import NoiseFloor
 from headport.validate.records import Messages
 from headport.validate.reference_process import ScoredBlock
+from headport.validate.top_rows import TopRows
 from headport.validate.wire import Continued, Draw, Drawn, Ready
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "HIDDEN_FILE",
     "PREFIX_TOKENS",
     "STORE_FILE",
+    "TOP_FILE",
     "HeadForm",
     "Store",
     "StoredGreedy",
@@ -37,6 +40,7 @@ __all__ = [
     "StoredReference",
     "StoredText",
     "StoredWindow",
+    "TopForm",
     "chat_key",
     "is_store",
     "near_tie_bounds",
@@ -49,6 +53,7 @@ Int64 = npt.NDArray[np.int64]
 STORE_FILE: Final = "reference.json"
 HIDDEN_FILE: Final = "hidden.bin"
 HEAD_FILE: Final = "head.safetensors"
+TOP_FILE: Final = "top.bin"
 PREFIX_TOKENS: Final = 256  # windows of the attribution's sample are cut to this
 _UNIT_ROUNDOFF = 2.0**-24
 
@@ -66,6 +71,13 @@ class HeadForm(_Record, frozen=True):
     bias: bool
     scale: float
     softcap: float | None
+
+
+class TopForm(_Record, frozen=True):
+    """Only the likeliest tokens of each position are known: `top.bin`, see `TopRows`."""
+
+    vocab_size: int
+    count: int  # K
 
 
 class StoredText(_Record, frozen=True):
@@ -99,7 +111,7 @@ class Store(_Record, frozen=True):
 
     schema_version: Literal[1]
     ready: Ready
-    head: HeadForm
+    head: HeadForm | None  # None: `top` stands for it
     context: int
     window: int
     overlap: int
@@ -111,6 +123,7 @@ class Store(_Record, frozen=True):
     noise_floor: NoiseFloor | None
     deviation: float  # largest |recomputed − the model's own logit| when it was written
     files: dict[str, FileEntry]
+    top: TopForm | None = None
 
 
 def chat_key(messages: Messages) -> str:
@@ -175,12 +188,8 @@ class StoredReference:
         self.store = _read(self.path)
         _check_files(self.path, self.store)
         self.seconds = 0.0
-        form = self.store.head
-        self._head = StoredHead.load(self.path / HEAD_FILE, form)
         rows = sum(len(window.token_ids) for window in self.store.windows)
-        self._hidden = np.memmap(
-            self.path / HIDDEN_FILE, "<f4", "r", shape=(rows, form.hidden_size)
-        )
+        self._blocks = self._top_blocks(rows) if self.store.top else self._head_blocks(rows)
         self._starts: dict[bytes, int] = {}
         start = 0
         for window in self.store.windows:
@@ -236,11 +245,32 @@ class StoredReference:
     def read_score(self, rows: int) -> Iterator[ScoredBlock]:
         """The oldest unanswered window, in blocks of at most `rows` positions."""
         start, length = self._asked.pop(0)
-        slope = self.store.ready.head_slope
         for at in range(0, length, rows):
-            hidden = np.array(self._hidden[start + at : start + min(at + rows, length)])
-            bound = near_tie_bounds(hidden, self._head.row_norm, 1.0 if slope is None else slope)
-            yield ScoredBlock(at, self._head.logits(hidden), bound, hidden)
+            yield self._blocks(at, slice(start + at, start + min(at + rows, length)))
+
+    def _head_blocks(self, rows: int) -> Callable[[int, slice], ScoredBlock]:
+        form, slope = self.store.head, self.store.ready.head_slope
+        assert form is not None
+        head = StoredHead.load(self.path / HEAD_FILE, form)
+        states = np.memmap(self.path / HIDDEN_FILE, "<f4", "r", shape=(rows, form.hidden_size))
+
+        def block(at: int, inside: slice) -> ScoredBlock:
+            hidden = np.array(states[inside])
+            bound = near_tie_bounds(hidden, head.row_norm, 1.0 if slope is None else slope)
+            return ScoredBlock(at, head.logits(hidden), bound, hidden)
+
+        return block
+
+    def _top_blocks(self, rows: int) -> Callable[[int, slice], ScoredBlock]:
+        assert self.store.top is not None
+        layout = TopRows.layout(self.store.top.count)
+        stored = np.memmap(self.path / TOP_FILE, layout, "r", shape=(rows,))
+
+        def block(at: int, inside: slice) -> ScoredBlock:
+            top = TopRows.read(stored[inside])
+            return ScoredBlock(at, np.empty((len(top), 0), np.float32), np.zeros(len(top)), top=top)
+
+        return block
 
     def ask_greedy(self, prompts: Int64, steps: int) -> None:
         """Ask for stored greedy continuations, cut to `steps`."""
@@ -293,7 +323,7 @@ def _read(path: Path) -> Store:
 
 
 def _check_files(path: Path, store: Store) -> None:
-    for name in (HIDDEN_FILE, HEAD_FILE):
+    for name in (TOP_FILE,) if store.top else (HIDDEN_FILE, HEAD_FILE):
         file, entry = path / name, store.files.get(name)
         if entry is None or not file.is_file() or file_entry(file) != entry:
             raise UsageError(
