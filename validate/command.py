@@ -31,8 +31,8 @@ from headport.validate.sampler_parity import sampler_parity
 from headport.validate.sides import ReferenceSide
 from headport.validate.store import PREFIX_TOKENS, StoredReference, is_store
 from headport.validate.terminal import render_terminal
-from headport.validate.views.page import render_page
 from headport.validate.top_rows import BOUNDED_METRICS
+from headport.validate.webpage import render_webpage
 
 __all__ = ["SUMMARY", "Options", "run", "validate", "validate_with"]
 
@@ -389,7 +389,7 @@ def _check_vocabulary(reference: ReferenceFacts, candidate: Candidate) -> None:
 def run(options: Options) -> Outcome:
     """Validate, write what was asked for; exit 0 passed, 1 failed or undecided."""
     report = validate(options)
-    pages = ((options.markdown, render_markdown), (options.html, render_page))
+    pages = ((options.markdown, render_markdown), (options.html, render_webpage))
     files = {path: render(report) for path, render in pages if path is not None}
     write_text(files, force=options.force)
     return Outcome(render_terminal(report), report, 0 if report else 1)
