@@ -200,7 +200,8 @@ def _reads(graph: str, tensor: Tensor) -> bool:
 
 def _chosen(request: BackboneRequest) -> dict[str, Any]:
     def shown(how: StoredMatrix | None) -> str:
-        return "none" if how is None else how.format + (f":{how.block}" if how.block else "")
+        parts = (how.format, how.block, how.activations) if how else ("none",)
+        return ":".join(str(part) for part in parts if part)
 
     chosen: dict[str, Any] = {"backbone": shown(request.matrices)}
     if request.overrides:

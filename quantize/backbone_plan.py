@@ -15,6 +15,7 @@ from headport.quantize.blocks import BLOCKS
 from headport.quantize.options import Options
 
 __all__ = [
+    "ACTIVATIONS",
     "BACKBONE_FORMATS",
     "BackboneRequest",
     "Override",
@@ -24,6 +25,7 @@ __all__ = [
     "refuse_head_options",
 ]
 
+ACTIVATIONS = ("residual", "rounded", "exact")
 FormatName = Literal["fp16", "int8", "int4"]
 _HAS_BLOCKS = {"fp16": False, "int8": True, "int4": True}
 _DEFAULT_BLOCK = {"int8": 64, "int4": 32}
@@ -51,7 +53,7 @@ class BackboneRequest:
     matrices: StoredMatrix | None  # all that no override names
     overrides: tuple[Override, ...]  # the last one that fits decides
     embedding: StoredMatrix | None
-    activations: Literal["rounded", "exact"]
+    activations: Literal["residual", "rounded", "exact"]
 
     def __bool__(self) -> bool:
         return bool(self.matrices or self.overrides or self.embedding)
@@ -63,10 +65,9 @@ def backbone_request(options: Options) -> BackboneRequest:
     Raises:
         UsageError: If they contradict each other, or name what does not exist.
     """
-    if options.backbone_activations not in ("rounded", "exact"):
-        raise UsageError(
-            f"--backbone-activations {options.backbone_activations}: use rounded or exact"
-        )
+    if options.backbone_activations not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise UsageError(f"--backbone-activations {options.backbone_activations}: use {known}")
     if options.embedding not in _EMBEDDING_FORMATS:
         known = ", ".join(_EMBEDDING_FORMATS)
         raise UsageError(f"--embedding {options.embedding}: use one of {known}")
@@ -122,7 +123,7 @@ def stored_matrix(format_name: str, block: int | None, option: str) -> StoredMat
 
 
 def parse_override(text: str, block: int | None) -> Override:
-    """Read `PATTERN=FORMAT` or `PATTERN=FORMAT:BLOCK`.
+    """Read `PATTERN=FORMAT[:BLOCK][:ACTIVATIONS]`.
 
     Args:
         text: As given; `*` and `?` in the pattern stand for any characters and any one.
@@ -132,16 +133,21 @@ def parse_override(text: str, block: int | None) -> Override:
         UsageError: If it has another form, or the format or block does not exist.
     """
     pattern, equals, stored = text.rpartition("=")
-    format_name, colon, number = stored.partition(":")
-    if not (equals and pattern) or (colon and not number.isdecimal()):
+    format_name, *more = stored.split(":")
+    activations = more.pop() if more and more[-1] in ACTIVATIONS else None
+    if not (equals and pattern) or len(more) > 1 or not all(part.isdecimal() for part in more):
         raise UsageError(
-            f"--override {text}: PATTERN=FORMAT or PATTERN=FORMAT:BLOCK expected, such as "
-            "'model.layers.0.*=none' or '*.down_proj=int8:32'"
+            f"--override {text}: PATTERN=FORMAT[:BLOCK][:ACTIVATIONS] expected, such as "
+            "'model.layers.0.*=none', '*.down_proj=int8:32' or '*.v_proj=int8:residual'"
         )
     option = f"--override {text}"
-    if colon and not _HAS_BLOCKS.get(format_name, True):
-        raise UsageError(f"{option}: {format_name} has no blocks")
-    return Override(pattern, stored_matrix(format_name, int(number) if colon else block, option))
+    if (more or activations) and not _HAS_BLOCKS.get(format_name, format_name != "none"):
+        what = "blocks" if more else "activations of its own"
+        raise UsageError(f"{option}: {format_name} has no {what}")
+    how = stored_matrix(format_name, int(more[0]) if more else block, option)
+    if how is not None and activations is not None:
+        how = msgspec.structs.replace(how, activations=activations)
+    return Override(pattern, how)
 
 
 def plan_matrices(

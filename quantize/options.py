@@ -69,16 +69,17 @@ class Options(OptionRecord, frozen=True):
     override: Annotated[
         tuple[str, ...],
         option(
-            "other formats for the matrices that a pattern fits, such as '*.down_proj=int8:32' or "
-            "'model.layers.0.*=none'; the last pattern that fits decides",
-            metavar="PATTERN=FORMAT[:BLOCK]",
+            "other formats for the matrices that a pattern fits, such as '*.down_proj=int8:32', "
+            "'*.v_proj=int8:residual' or 'model.layers.0.*=none'; the last pattern that fits "
+            "decides",
+            metavar="PATTERN=FORMAT[:BLOCK][:ACTIVATIONS]",
         ),
     ] = ()
     backbone_activations: Annotated[
-        Literal["rounded", "exact"],
+        Literal["residual", "rounded", "exact"],
         option(
-            "backbone, once lowered: its kernels round their inputs to INT8, or do not (int8: "
-            "then no kernel is faster than float32)"
+            "backbone, once lowered: its kernels round their inputs to INT8, also compute with "
+            "what that lost, or round nothing (int8: then no kernel is faster than float32)"
         ),
     ] = "rounded"
     embedding: Annotated[

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import hypothesis  # noqa: F401 (its plugin fails when it is first imported after transformers)
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

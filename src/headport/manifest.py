@@ -69,6 +69,7 @@ class StoredMatrix(_Strict, frozen=True):
 
     format: Literal["fp16", "int8", "int4"]
     block: int | None  # inputs that share a scale; None where the format has no blocks
+    activations: Literal["residual", "rounded", "exact"] | None = None  # None: as the others'
 
 
 class BackboneQuantization(_Strict, frozen=True):
@@ -76,7 +77,12 @@ class BackboneQuantization(_Strict, frozen=True):
 
     matrices: dict[str, StoredMatrix]
     embedding: dict[str, StoredMatrix]  # tables that are looked up by token id
-    activations: Literal["rounded", "exact"]  # what their kernels do to them once lowered
+    # What their kernels do to activations once lowered.
+    activations: Literal["residual", "rounded", "exact"]
+
+    def activations_of(self, matrix: StoredMatrix) -> str:
+        """What one matrix's kernel does to them."""
+        return matrix.activations or self.activations
 
 
 class CandidateForm(_Strict, frozen=True):

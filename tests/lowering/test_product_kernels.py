@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,69 @@ def test_every_format_and_block(source: Bundle, tmp_path: Path, form: str, block
     assert report["lowered"][f"DequantizeLinear + Gemm → MatMulNBits ({form}), rounded activations"]
     assert max(report["parity"]["hidden_states"].values()) < 1e-5, "all else is compared exactly"
     assert run_selftest(bundle)
+
+
+@pytest.mark.parametrize(("form", "block"), [("int8", 64), ("int8", 32), ("int4", 32)])
+def test_residual_activations(source: Bundle, tmp_path: Path, form: str, block: int) -> None:
+    portable = _quantized(
+        source,
+        tmp_path / "q",
+        backbone=form,
+        backbone_block=block,
+        backbone_activations="residual",
+    )
+    bundle = _lowered(portable, tmp_path / "l")
+    assert _operators(bundle).count("MatMulNBits") == 5
+    was, now = _hidden_states(portable), _hidden_states(bundle)
+    assert np.linalg.norm(now - was) < 1e-4 * np.linalg.norm(was), "a hundredth of one rounding"
+    report = bundle.manifest.provenance.stages[-1].report
+    assert report["products"]["check"]["real_relative_error"] < 2e-4
+    assert report["lowered"][
+        f"DequantizeLinear + Gemm → MatMulNBits ({form}), residual activations"
+    ]
+    assert run_selftest(bundle)
+
+
+def test_residual_activations_of_some_matrices(tiny_bundle: Path, tmp_path: Path) -> None:
+    exact = Bundle.open(tiny_bundle)
+    overrides = ("*.v_proj=int8:residual", "*.gate_proj=int8:32:residual", "*.up_proj=int8:32")
+    changed = _quantized(exact, tmp_path / "q", backbone="int8", override=overrides)
+    assert changed.manifest.provenance.stages[-1].options["override"] == [
+        "*.v_proj=int8:64:residual", "*.gate_proj=int8:32:residual", "*.up_proj=int8:32"
+    ]  # fmt: skip
+    bundle = _lowered(changed, tmp_path / "l")
+    lowered = bundle.manifest.provenance.stages[-1].report["lowered"]
+    assert lowered["DequantizeLinear + Gemm → MatMulNBits (int8), residual activations"] == 2 * 2
+    assert lowered["DequantizeLinear + Gemm → MatMulNBits (int8), rounded activations"] == 2 * 5
+    assert lowered["2 × MatMulNBits of the same input → MatMulNBits + Split"] == 2  # q and k
+
+
+def test_residual_products_are_packed_and_checked_one_by_one(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    changed = _quantized(
+        Bundle.open(tiny_bundle), tmp_path / "q", backbone="int8", backbone_activations="residual"
+    )
+    bundle = _lowered(changed, tmp_path / "l")
+    report = bundle.manifest.provenance.stages[-1].report
+    assert _operators(bundle).count("MatMulNBits") == 2 * 4
+    assert report["products"]["check"]["products"] == 2 * 7
+    assert report["products"]["hidden_states_change"] < 1e-3
+
+
+def test_a_rest_that_is_left_out_is_caught(
+    source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    portable = _quantized(source, tmp_path / "q", backbone="int8", backbone_activations="residual")
+    honest = product_kernels.round_activations
+
+    def sabotage(emit: Any, x: Any, H: int, block: int) -> Any:
+        made = honest(emit, x, H, block)  # nothing is rounded, so that nothing is left
+        return replace(made, first=x)
+
+    monkeypatch.setattr(product_kernels, "round_activations", sabotage)
+    with pytest.raises(ParityError, match="as stored"):
+        _lowered(portable, tmp_path / "l")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +267,7 @@ def test_a_product_left_out_is_caught(
     honest = product_kernels._lower
     seen: list[str] = []
 
-    def sabotage(model: ir.Model, product: Any, packed: ir.Value, level: int) -> None:
+    def sabotage(model: ir.Model, product: Any, *others: Any) -> None:
         seen.append(product.name)
         if seen.count(mlp.MIX) == 2 and product.name == mlp.MIX:
             weight = ir.tensor(np.ones((mlp.H, mlp.H), np.float32), name="float")
@@ -211,7 +275,7 @@ def test_a_product_left_out_is_caught(
             model.graph.register_initializer(value)
             product.product.replace_input_with(1, value)
         else:
-            honest(model, product, packed, level)
+            honest(model, product, *others)
 
     monkeypatch.setattr(product_kernels, "_lower", sabotage)
     with pytest.raises(ParityError, match=rf"{mlp.MIX} \(1 products instead of 2\)"):
@@ -260,7 +324,7 @@ def test_a_fault_elsewhere_does_not_hide_behind_rounding(
 ) -> None:
     from headport.lowering import command
 
-    honest = command._apply
+    honest = command.apply_passes
 
     def sabotage(target: Any, manifest: Any, models: Any) -> Any:
         matches = honest(target, manifest, models)
@@ -270,6 +334,6 @@ def test_a_fault_elsewhere_does_not_hide_behind_rounding(
         stack.const_value = ir.tensor(array, name=mlp.STACK)
         return matches
 
-    monkeypatch.setattr(command, "_apply", sabotage)
+    monkeypatch.setattr(command, "apply_passes", sabotage)
     with pytest.raises(ParityError, match="does not answer like the portable one"):
         _lowered(int8, tmp_path / "l")

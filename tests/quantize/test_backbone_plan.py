@@ -75,7 +75,7 @@ def test_unmatched_patterns_are_refused_all_at_once() -> None:
         ({"backbone": "fp16", "backbone_block": 32}, "no meaning without"),
         ({"embedding": "int4"}, "--embedding int4: use one of none, fp16, int8"),
         ({"embedding": "fp16", "embedding_block": 32}, "no meaning without --embedding int8"),
-        ({"backbone": "int8", "backbone_activations": "residual"}, "use rounded or exact"),
+        ({"backbone": "int8", "backbone_activations": "half"}, "use residual, rounded, exact"),
     ],
 )
 def test_wrong_options_are_refused(changes: dict[str, Any], text: str) -> None:

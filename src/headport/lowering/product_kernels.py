@@ -3,7 +3,8 @@
     Reshape → Gemm(x, DequantizeLinear(Q, S), transB=1) → Reshape  →  MatMulNBits(x, Q + Z, S)
 
 With `accuracy_level` 4 the operator rounds each block of x to INT8, with 1 it computes with x as it
-is. It takes x of any number of dimensions.
+is. It takes x of any number of dimensions. Residual: it is handed two rows for one, x rounded as it
+would round it and what that lost, and the two results are added; weights are read once for both.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
 from headport.lowering.match import Match
 from headport.lowering.matrices import Product, find_products
 from headport.lowering.packed import pack_weight
+from headport.lowering.rounding import round_activations
+from headport.lowering.siblings import INPUT, SUMS
 from headport.manifest import BackboneQuantization, StoredMatrix
 
 __all__ = ["ProductKernel", "check_matrices", "kernel_of", "lower_products"]
@@ -34,6 +37,7 @@ class ProductKernel:
     accuracy_level: int | None  # of MatMulNBits; None: the product stays portable
     blocks: tuple[int, ...]
     reason: str = ""  # why it stays
+    residual: bool = False  # two rows for one
 
 
 _WIDENED = ProductKernel(None, (), "ONNX Runtime widens it to float32 when it loads it")
@@ -42,10 +46,13 @@ _SLOW = "its 8-bit kernel takes some hundred times as long with float activation
 _EMBEDDING_TARGETS = ("ort-cpu",)
 _KERNELS = {
     ("ort-cpu", "int8", "rounded"): ProductKernel(_INT8_ACTIVATIONS, _BLOCKS),
+    ("ort-cpu", "int8", "residual"): ProductKernel(_INT8_ACTIVATIONS, _BLOCKS, residual=True),
     ("ort-cpu", "int8", "exact"): ProductKernel(None, _BLOCKS, _SLOW),
     ("ort-cpu", "int4", "rounded"): ProductKernel(_INT8_ACTIVATIONS, _BLOCKS),
+    ("ort-cpu", "int4", "residual"): ProductKernel(_INT8_ACTIVATIONS, _BLOCKS, residual=True),
     ("ort-cpu", "int4", "exact"): ProductKernel(_FLOAT_ACTIVATIONS, _BLOCKS),
     ("ort-cpu", "fp16", "rounded"): _WIDENED,
+    ("ort-cpu", "fp16", "residual"): _WIDENED,
     ("ort-cpu", "fp16", "exact"): _WIDENED,
 }
 
@@ -73,14 +80,15 @@ def check_matrices(record: BackboneQuantization | None, target: str) -> None:
         )
     faults: dict[str, int] = {}
     for how in record.matrices.values():
-        if kernel_of(target, how, record.activations) is None:
+        if kernel_of(target, how, record.activations_of(how)) is None:
             shown = how.format if how.block is None else f"{how.format} block {how.block}"
+            shown += f" with {record.activations_of(how)} activations"
             faults[shown] = faults.get(shown, 0) + 1
     if faults:
         listed = ", ".join(f"{count} × {what}" for what, count in faults.items())
         raise LoweringError(
             f"target {target} has no proved kernel for matrices of the backbone stored as "
-            f"{listed} with {record.activations} activations; quantise the head alone for it"
+            f"{listed}; quantise the head alone for it"
         )
 
 
@@ -94,10 +102,12 @@ def lower_products(model: ir.Model, record: BackboneQuantization, target: str) -
     """
     matches: dict[Match, None] = {}  # a set that keeps its order
     packed: dict[str, ir.Value] = {}
+    doubled: dict[tuple[ir.Value, int], ir.Value] = {}  # (x, block) → its two rows
     restores: dict[int, ir.Node] = {}
     for product in find_products(model):
         how = record.matrices[product.name]
-        kernel = kernel_of(target, how, record.activations)
+        activations = record.activations_of(how)
+        kernel = kernel_of(target, how, activations)
         assert kernel is not None, "check_matrices comes first"
         was = f"{product.restore.op_type} + Gemm"
         if kernel.accuracy_level is None:
@@ -106,9 +116,9 @@ def lower_products(model: ir.Model, record: BackboneQuantization, target: str) -
         if product.name not in packed:
             packed[product.name] = _packed(product)
             model.graph.register_initializer(packed[product.name])
-        _lower(model, product, packed[product.name], kernel.accuracy_level)
+        _lower(model, product, packed[product.name], kernel, doubled)
         restores[id(product.restore)] = product.restore
-        became = f"{_OPERATOR} ({how.format}), {record.activations} activations"
+        became = f"{_OPERATOR} ({how.format}), {activations} activations"
         matches[Match(f"matrix {product.name}", was, became)] = None
     for restore in restores.values():
         assert restore.inputs[0] is not None
@@ -148,24 +158,49 @@ def _packed(product: Product) -> ir.Value:
     return ir.Value(name=name, type=kind, shape=shape, const_value=lazy)
 
 
-def _lower(model: ir.Model, product: Product, packed: ir.Value, accuracy_level: int) -> None:
+def _lower(
+    model: ir.Model,
+    product: Product,
+    packed: ir.Value,
+    kernel: ProductKernel,
+    doubled: dict[tuple[ir.Value, int], ir.Value],
+) -> None:
     stored, scale = product.restore.inputs[:2]
-    last = product.y.producer()
-    assert last is not None and stored is not None and stored.const_value is not None
-    assert stored.dtype is not None
+    assert stored is not None and stored.const_value is not None and stored.dtype is not None
     N, K = (int(d) for d in stored.const_value.shape.numpy())
+    # The two rows of a residual product need the form with two dimensions that Gemm has.
+    last = product.product if kernel.residual else product.y.producer()
+    x = product.product.inputs[0] if kernel.residual else product.x
+    assert last is not None and x is not None
     emit = Emitter(model.graph, last, product.product.outputs[0].name or product.name)
+    block = int(attribute(product.restore, "block_size", 0))
+    rows = x
+    if kernel.residual:
+        key = (product.x, block)  # each product has a Reshape of its own behind it
+        if key not in doubled:
+            first = round_activations(emit, x, K, block).first
+            rest = emit.op("Sub", [x, first], "rest")
+            doubled[key] = emit.op("Concat", [first, rest], "first_and_rest", axis=0)
+        rows = doubled[key]
     made = emit.op(
         _OPERATOR,
-        [product.x, packed, scale],
+        [rows, packed, scale],
         "nbits",
         domain=CONTRIB,
         K=K,
         N=N,
         bits=int(stored.dtype.itemsize * 8),
-        block_size=int(attribute(product.restore, "block_size", 0)),
-        accuracy_level=accuracy_level,
+        block_size=block,
+        accuracy_level=kernel.accuracy_level,
     )
+    if kernel.residual:
+        node = made.producer()
+        parts = emit.ops("Split", [made], ("of_first", "of_rest"), axis=0, num_outputs=2)
+        made = emit.op("Add", parts, "of_both")
+        assert node is not None
+        node.metadata_props[INPUT] = x.name or ""
+        node.metadata_props[SUMS] = product.product.outputs[0].name or ""
+        made.name = product.product.outputs[0].name
     replace(model.graph, last, [made])
     if product.product is not last:
         model.graph.remove(product.product, safe=True)

@@ -92,9 +92,10 @@ def hidden_states_change(
 
 
 def _activations(record: BackboneQuantization, target: str, how: StoredMatrix) -> str:
-    kernel = kernel_of(target, how, record.activations)
+    activations = record.activations_of(how)
+    kernel = kernel_of(target, how, activations)
     lowered = kernel is not None and kernel.accuracy_level is not None
-    return record.activations if lowered else "exact"
+    return activations if lowered else "exact"
 
 
 def _expected(

@@ -21,7 +21,7 @@ from headport.bundle import Bundle
 from headport.cache_ports import is_past, is_state
 from headport.errors import ParityError
 from headport.lowering.matrices import find_products
-from headport.lowering.siblings import OUTPUTS, PARTS
+from headport.lowering.siblings import INPUT, OUTPUTS, PARTS, SUMS
 from headport.session import SessionSettings, open_session
 
 __all__ = [
@@ -50,18 +50,19 @@ class WrittenProduct:
     node: ir.Node  # Gemm or MatMulNBits
     size: tuple[int, int]  # N, K
     start: int = 0  # where its outputs begin, in a product that computes several
+    around: tuple[ir.Value, ir.Value] | None = None  # x and y, where the node has others
 
     @property
     def x(self) -> ir.Value:
         """Input, float [..., K]."""
-        value = self.node.inputs[0]
+        value = self.around[0] if self.around else self.node.inputs[0]
         assert value is not None
         return value
 
     @property
     def y(self) -> ir.Value:
         """Output, float [..., ≥ N]."""
-        return self.node.outputs[0]
+        return self.around[1] if self.around else self.node.outputs[0]
 
     def own(self, found: Float64) -> Float64:
         """Its columns of the output, [rows, N]."""
@@ -89,18 +90,27 @@ def written_products(model: ir.Model) -> list[WrittenProduct]:
             N, K = (int(d) for d in shape.numpy())
             found.append(WrittenProduct(product.name, node, (N, K)))
         elif node.op_type == "MatMulNBits" and node.inputs[1] is not None:
-            found += _written(node, (node.inputs[1].name or "").split(PARTS))
+            found += _written(model.graph, node, (node.inputs[1].name or "").split(PARTS))
     return found
 
 
-def _written(node: ir.Node, weights: Sequence[str]) -> Iterator[WrittenProduct]:
+def _written(graph: ir.Graph, node: ir.Node, weights: Sequence[str]) -> Iterator[WrittenProduct]:
     N, K = node.attributes["N"].as_int(), node.attributes["K"].as_int()
     counts = [int(n) for n in node.metadata_props.get(OUTPUTS, str(N)).split()]
     for index, (weight, count) in enumerate(zip(weights, counts, strict=True)):
         name = weight.removesuffix(_PACKED)
         for suffix in _SUFFIXES:
             name = name.removesuffix(suffix)
-        yield WrittenProduct(name, node, (count, K), sum(counts[:index]))
+        if INPUT in node.metadata_props:
+            ends = (node.metadata_props[INPUT], node.metadata_props[SUMS].split(PARTS)[index])
+            x, y = (_value(graph, end) for end in ends)
+            yield WrittenProduct(name, node, (count, K), around=(x, y))
+        else:
+            yield WrittenProduct(name, node, (count, K), sum(counts[:index]))
+
+
+def _value(graph: ir.Graph, name: str) -> ir.Value:
+    return next(value for node in graph for value in node.outputs if value.name == name)
 
 
 def _backbone(bundle: Bundle) -> tuple[str, Path]:
@@ -140,7 +150,7 @@ def run_alone(
         for K in sorted({p.size[1] for p in products})
     }
     for product in products:
-        product.node.replace_input_with(0, inputs[product.size[1]])
+        ir.convenience.replace_all_uses_with(product.x, inputs[product.size[1]])
         product.y.type = ir.TensorType(ir.DataType.FLOAT)
         product.y.shape = None
     graph.inputs[:] = list(inputs.values())

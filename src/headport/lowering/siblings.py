@@ -19,10 +19,13 @@ import onnx_ir as ir
 from headport.lowering.emit import CONTRIB, Emitter, replace
 from headport.lowering.match import Match
 
-__all__ = ["OUTPUTS", "PARTS", "pack_siblings"]
+__all__ = ["INPUT", "OUTPUTS", "PARTS", "SUMS", "pack_siblings"]
 
 PARTS = " | "  # stands between the names of weights that lie in one tensor
 OUTPUTS = "headport.outputs"  # metadata of a packed product: how many outputs each part has
+
+# Metadata of a product that runs on two rows for one: what it is a product of, and the sum of both.
+INPUT, SUMS = "headport.input", "headport.sums"
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def _pack(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
         domain=kind.domain,
         **attributes,
     )
-    _describe(whole, first.outputs[0], counts)
+    _describe(whole, nodes, counts)
     parts = emit.ops(
         "Split",
         [whole, emit.ints(*counts)],
@@ -123,10 +126,13 @@ def _pack(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
             del graph.initializers[name]
 
 
-def _describe(whole: ir.Value, part: ir.Value, counts: Sequence[int]) -> None:
-    node = whole.producer()
+def _describe(whole: ir.Value, nodes: Sequence[ir.Node], counts: Sequence[int]) -> None:
+    node, part = whole.producer(), nodes[0].outputs[0]
     assert node is not None
     node.metadata_props[OUTPUTS] = " ".join(map(str, counts))
+    if INPUT in nodes[0].metadata_props:
+        node.metadata_props[INPUT] = nodes[0].metadata_props[INPUT]
+        node.metadata_props[SUMS] = PARTS.join(each.metadata_props[SUMS] for each in nodes)
     whole.type = part.type
     if part.shape is not None:
         whole.shape = ir.Shape([*list(part.shape)[:-1], sum(counts)])
