@@ -40,16 +40,20 @@ _UPPER = (1 + CONFIDENCE) / 2
 class Estimate:
     """A ratio of sums Σ y / Σ n over documents, and its cluster-robust standard error.
 
-    With residuals r_g = y_g − m n_g of G documents, m the ratio:
-    SE² = G / (G − 1) · Σ r_g² / (Σ n_g)².
+    With residuals r_g = y_g − m n_g of G documents, m the ratio, N = Σ n_g:
+    SE² = (G − 1) / G · Σ (r_g / (1 − n_g / N))² / N².
+
+    A long document pulls the ratio towards itself, so its residual is too small by 1 − n_g / N;
+    without that factor, intervals of few, unequal documents are too narrow.
 
     Attributes:
         value: m; NaN where Σ n is 0.
         error: SE; NaN where there are fewer than two documents with n > 0.
         documents: G, those with n > 0.
 
-    Source: linearised ratio estimator, Cochran 1977, "Sampling Techniques", eq. 6.13; it equals
-    the CR1 sandwich of Liang & Zeger 1986, Biometrika 73(1), for a weighted mean.
+    Source: the linearised ratio estimator, Cochran 1977, "Sampling Techniques", eq. 6.13, with the
+    jackknife's correction for leverage (CR3), Bell & McCaffrey 2002, Survey Methodology 28(2);
+    for documents of one length it equals the CR1 sandwich of Liang & Zeger 1986.
     """
 
     def __init__(self, sums: Float64, weights: Float64) -> None:
@@ -58,8 +62,9 @@ class Estimate:
             total = weights.sum(axis=-1)
             self.value = sums.sum(axis=-1) / total
             residuals = sums - self.value[..., None] * weights
+            residuals = residuals / (1 - weights / total[..., None])
             self.documents = np.count_nonzero(weights, axis=-1)
-            spread = (residuals**2).sum(axis=-1) * self.documents / (self.documents - 1)
+            spread = (residuals**2).sum(axis=-1) * (self.documents - 1) / self.documents
             self.error = np.where(self.documents > 1, np.sqrt(spread) / total, np.nan)
 
 

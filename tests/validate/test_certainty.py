@@ -115,3 +115,12 @@ def test_a_positive_mean_has_the_interval_of_its_logarithm() -> None:
     assert low > 0, "the symmetric interval would reach below 0"
     assert [float(b) for b in positive_bounds(ratio(np.zeros(3), np.ones(3)))] == [0.0, 0.0]
     assert np.isnan(positive_bounds(ratio(np.ones(1), np.ones(1)))).all()
+
+
+def test_a_long_documents_pull_on_the_ratio_is_made_good() -> None:
+    """The jackknife's variance: the ratio is estimated again without each document."""
+    sums, weights = np.array([1.0, 5.0, 30.0, 2.0]), np.array([2.0, 4.0, 40.0, 3.0])
+    found = ratio(sums, weights)
+    without = (sums.sum() - sums) / (weights.sum() - weights)
+    expected = math.sqrt(3 / 4 * ((without - found.value) ** 2).sum())
+    assert float(found.error) == pytest.approx(expected, rel=1e-12)
