@@ -88,14 +88,10 @@ class TokenCounter:
         whole: Sequence[str] = documents
         if self._plan is not None:
             units: Counter[str] = Counter()
-            find, is_whole, normalize = (
-                self._plan.pattern.findall,
-                self._plan.is_whole,
-                self._normalize,
-            )
+            find, normalize = self._plan.pattern.findall, self._normalize
             whole = []
             for text in documents:
-                if self._plan.whole and is_whole(text):
+                if self._plan.whole.is_in(text):
                     whole.append(text)
                 else:
                     units.update(find(text if normalize is None else normalize(text)))
@@ -115,17 +111,32 @@ class TokenCounter:
         if len(known) + len(new) > _REMEMBERED:
             known.clear()
             new = list(units)
-        for start in range(0, len(new), _ENCODED_AT_ONCE):
-            part = new[start : start + _ENCODED_AT_ONCE]
-            found = self._encoder.encode_batch_fast(part, add_special_tokens=False)
-            for unit, encoding in zip(part, found, strict=True):
-                known[unit] = np.array(encoding.ids, np.int32).tobytes()
+        self._learn(new)
         pieces = [known[unit] for unit in units]
         ids = np.frombuffer(b"".join(pieces), np.int32)
         lengths = np.array([len(piece) // 4 for piece in pieces], np.int64)
         times = np.repeat(np.fromiter(units.values(), np.int64, len(units)), lengths)
         # Weights of bincount are float64: exact up to 2⁵³ occurrences in one batch.
         counts += np.bincount(ids, times, len(counts)).astype(np.int64)
+
+    def _learn(self, units: list[str]) -> None:
+        """Encode units that are not known yet, each distinct piece of them once."""
+        known, cutter = self._ids, self._plan.cutter if self._plan else None
+        if cutter is None:
+            self._encode(units)
+            return
+        cut = [cutter.cut(unit) for unit in units]
+        parts = dict.fromkeys(piece for pieces in cut for piece in pieces)
+        self._encode([piece for piece in parts if piece not in known])
+        for unit, pieces in zip(units, cut, strict=True):
+            known[unit] = b"".join([known[piece] for piece in pieces])
+
+    def _encode(self, texts: list[str]) -> None:
+        for start in range(0, len(texts), _ENCODED_AT_ONCE):
+            part = texts[start : start + _ENCODED_AT_ONCE]
+            found = self._encoder.encode_batch_fast(part, add_special_tokens=False)
+            for text, encoding in zip(part, found, strict=True):
+                self._ids[text] = np.array(encoding.ids, np.int32).tobytes()
 
 
 def read_tokenizer(folder: Path) -> str:

@@ -20,6 +20,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from headport.quantize.count.pieces import (
+    ANY_CLASS,
+    BEFORE_SIGN,
+    Needles,
+    PieceCutter,
+    spelled_bytes,
+)
+
 __all__ = ["UnitPlan", "find_plan"]
 
 _Json = dict[str, Any]
@@ -61,11 +69,23 @@ _CASED = (  # o200k: the same with words split where capitals begin
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}|\p{{N}}{{1,3}}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+@dataclass(frozen=True)
+class _Cuts:
+    """Where a pre-tokenizer's regular expression cuts."""
+
+    units: re.Pattern[str]
+    pieces: re.Pattern[str]  # between ASCII classes
+    han: bool  # a run of Han characters is inside one match
+
+
+_OF_GPT2 = _Cuts(_BEFORE_WHITE_SPACE, ANY_CLASS, True)
 _SPLITS = {
-    _GPT2: _BEFORE_WHITE_SPACE,
-    _LETTERS_WITH_ONE_BEFORE: _BEFORE_BLANK,
-    _SINGLE_DIGITS: _BEFORE_BLANK,
-    _CASED: _BEFORE_BLANK,
+    _GPT2: _OF_GPT2,
+    _LETTERS_WITH_ONE_BEFORE: _Cuts(_BEFORE_BLANK, BEFORE_SIGN, True),
+    _SINGLE_DIGITS: _Cuts(_BEFORE_BLANK, BEFORE_SIGN, True),
+    _CASED: _Cuts(_BEFORE_BLANK, BEFORE_SIGN, False),  # where words are split is not looked into
 }
 
 
@@ -77,22 +97,8 @@ class UnitPlan:
     pattern: re.Pattern[str]  # its matches are the units
     normalize: bool  # the document is normalised before it is cut
     encoder: str  # tokenizer.json of what encodes units
-    whole: tuple[str, ...]  # a document that holds one of these is encoded as a whole
-
-    def __post_init__(self) -> None:
-        """Group what is looked for by how it begins: most documents hold none of the beginnings."""
-        found: dict[str, list[str]] = {}
-        for text in self.whole:
-            found.setdefault(text[:2], []).append(text)
-        object.__setattr__(self, "_beginnings", found)
-
-    def is_whole(self, text: str) -> bool:
-        """Whether a document must be encoded as a whole."""
-        groups: dict[str, list[str]] = self._beginnings  # type: ignore[attr-defined]
-        return any(
-            beginning in text and any(each in text for each in group)
-            for beginning, group in groups.items()
-        )
+    whole: Needles  # a document that holds one of these is encoded as a whole
+    cutter: PieceCutter | None = None  # cuts units further
 
 
 def find_plan(tokenizer: Tokenizer) -> UnitPlan | str:
@@ -113,8 +119,8 @@ def _byte_level(data: _Json) -> UnitPlan | str:
     # Digits cuts between characters, and ByteLevel without a regex only spells them; but it may put
     # a space before a piece that does not begin with one, so a piece behind a cut must.
     steps = _steps(data["pre_tokenizer"])
-    patterns = [p for step in steps if (p := _pattern_of(step)) is not None]
-    if len(patterns) != 1 or not all(_pattern_of(s) or _is_local(s) for s in steps):
+    found = [cuts for step in steps if (cuts := _cuts_of(step)) is not None]
+    if len(found) != 1 or not all(_cuts_of(s) or _is_local(s) for s in steps):
         return "its pre-tokenizer is not one whose cuts are known"
     kind = (data["normalizer"] or {}).get("type")
     if kind not in (None, "NFC", "NFD"):  # neither joins, parts or makes white space
@@ -123,14 +129,26 @@ def _byte_level(data: _Json) -> UnitPlan | str:
     if isinstance(whole, str):
         return whole
     reason = "its pre-tokenizer cuts before white space"
-    prefixed = any(step.get("add_prefix_space") for step in steps)
-    pattern = _BEFORE_SPACE if prefixed else patterns[0]
-    return UnitPlan(reason, pattern, False, _without(data, "post_processor"), whole)
+    encoder = _without(data, "post_processor")
+    if any(step.get("add_prefix_space") for step in steps):
+        return UnitPlan(reason, _BEFORE_SPACE, False, encoder, whole)
+    return UnitPlan(reason, found[0].units, False, encoder, whole, _piece_cutter(data, found[0]))
 
 
-def _pattern_of(step: _Json) -> re.Pattern[str] | None:
+def _piece_cutter(data: _Json, cuts: _Cuts) -> PieceCutter | None:
+    # Normalisation to NFC or NFD joins no two of the characters between which pieces are cut, but
+    # it may make an added token out of others.
+    if data["normalizer"] is not None and any(t["normalized"] for t in data["added_tokens"]):
+        return None
+    added = [token["content"] for token in data["added_tokens"]]
+    is_merged = cuts.han and data["model"]["type"] == "BPE"
+    tokens = map(spelled_bytes, data["model"]["vocab"]) if is_merged else ()
+    return PieceCutter(cuts.pieces, added, tokens)
+
+
+def _cuts_of(step: _Json) -> _Cuts | None:
     if step["type"] == "ByteLevel" and step["use_regex"]:
-        return _BEFORE_WHITE_SPACE
+        return _OF_GPT2
     if step["type"] != "Split":
         return None
     # Every character is in some match, so that what lies between matches is nothing.
@@ -220,12 +238,12 @@ def _steps(pre_tokenizer: _Json | None) -> list[_Json]:
     return [inner for step in pre_tokenizer["pretokenizers"] for inner in _steps(step)]
 
 
-def _reaching_tokens(data: _Json) -> tuple[str, ...] | str:
+def _reaching_tokens(data: _Json) -> Needles | str:
     """Added tokens that take in, or look at, more than a unit of text."""
     found = [token for token in data["added_tokens"] if _reaches(token)]
     if data["normalizer"] is not None and any(token["normalized"] for token in found):
         return "an added token is looked for in normalised text and may hold white space"
-    return tuple(token["content"] for token in found)
+    return Needles(token["content"] for token in found)
 
 
 def _reaches(token: _Json) -> bool:
@@ -233,11 +251,11 @@ def _reaches(token: _Json) -> bool:
     return bool(flags or re.search(_GAP, token["content"]))
 
 
-def _all_tokens(data: _Json) -> tuple[str, ...] | str:
+def _all_tokens(data: _Json) -> Needles | str:
     """All added tokens: they are looked for before a document is normalised."""
     if data["normalizer"] is not None and any(t["normalized"] for t in data["added_tokens"]):
         return "an added token is looked for in normalised text"
-    return tuple(token["content"] for token in data["added_tokens"])
+    return Needles(token["content"] for token in data["added_tokens"])
 
 
 def _without(data: _Json, *parts: str) -> str:

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from headport.quantize.count import units
 from headport.quantize.count.counting import TokenCounter
-from headport.quantize.count.units import UnitPlan, find_plan
+from headport.quantize.count.pieces import ANY_CLASS, Needles, PieceCutter
+from headport.quantize.count.units import find_plan
 from tests.quantize.count.tokenizers_of import (
     FAMILIES,
     LINES,
@@ -25,7 +26,25 @@ SOURCES: dict[str, str] = {}
 ATOMS = [
     *" \t\n\r\f\v\x1c\x85\xa0\u2003\u3000\u180e\u200b\x00",
     *"aZé\u0301ß1٣!'/_▁中🙂\ufb01\u00a8\u212a\u1100\u1161",
-    *["'s", "'LL", "  ", "\r\n", "foo", " bar", "123", "!\n", "<|end|>", "<s>", "<mask>", "[MASK]"],
+    *[
+        "文",
+        "的",
+        "'t.",
+        "x1",
+        "(a",
+        "'s",
+        "'LL",
+        "  ",
+        "\r\n",
+        "foo",
+        " bar",
+        "123",
+        "!\n",
+        "<|end|>",
+        "<s>",
+        "<mask>",
+        "[MASK]",
+    ],
 ]
 texts = st.lists(st.sampled_from(ATOMS), max_size=14).map("".join)
 
@@ -83,10 +102,26 @@ def test_another_cut_would_be_noticed(name, pattern):
     assert found.count(documents).counts.tolist() != whole.tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "cutter"),
+    [
+        ("llama 3", PieceCutter(ANY_CLASS, (), [b"  "])),  # a sign begins a piece of letters
+        ("gpt2", PieceCutter(ANY_CLASS, (), [b"a\xe4\xb8\xad"])),  # as if no token held two Han
+        ("gpt2", PieceCutter(ANY_CLASS, ())),  # added tokens cut
+    ],
+)
+def test_other_pieces_would_be_noticed(name, cutter):
+    found = counter(name)
+    object.__setattr__(found._plan, "cutter", cutter)
+    documents = ["x(ab)(ab)", "中文中文的文中", "a<|end|>b"]
+    whole = expected(Tokenizer.from_str(SOURCES[name]), documents, found.vocab_size)
+    assert found.count(documents).counts.tolist() != whole.tolist()
+
+
 def test_a_document_with_a_token_that_reaches_is_encoded_as_a_whole():
     found = counter("tokens that reach")
-    assert found._plan.whole == ("<mask>", "  ")
-    object.__setattr__(found._plan, "_beginnings", {})
+    assert found._plan.whole.texts == ("<mask>", "  ")
+    object.__setattr__(found._plan, "whole", Needles(()))
     documents = ["a <mask> b"]
     tokenizer = Tokenizer.from_str(SOURCES["tokens that reach"])
     whole = expected(tokenizer, documents, found.vocab_size)
@@ -137,8 +172,3 @@ def test_forgetting_units_changes_nothing(monkeypatch):
     assert len(found._ids) > 3  # a batch is always held as a whole
     whole = expected(Tokenizer.from_str(SOURCES["gpt2"]), list(LINES) * 2, found.vocab_size)
     assert twice.tolist() == whole.tolist()
-
-
-def test_a_plan_groups_what_it_looks_for():
-    plan = UnitPlan("", re.compile("."), False, "", ("<|a|>", "<|b|>", "  "))
-    assert [plan.is_whole(t) for t in ("<|c|> x", "x <|b|>", "a  b", "a b")] == [0, 1, 1, 0]

@@ -22,6 +22,7 @@ from headport.quantize.count import units
 LINES = (
     "The head is the last matrix of a language model; it's wide, isn't it?",
     "def add(a: int, b: int) -> int:\n    return a + b  # 12 + 345\n\n",
+    "中文中文的文中，的中文",
     "naïve café, 中文 and emoji 🙂 and  two   spaces\tand a tab",
     "1234567 PATIENTS' notes: 3.5 mg/kg\r\n\r\n\tsee /etc/hosts!\n/x",
 )
