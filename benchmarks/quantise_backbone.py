@@ -48,6 +48,16 @@ ROWS: dict[str, dict[str, Any]] = {
     "fp16 + int8 head": {"backbone": "fp16", "head": "int8"},
     "int8:64 + int8 head": {"backbone": "int8", "head": "int8"},
     "int8:32 + int8 head": {"backbone": "int8", "backbone_block": 32, "head": "int8"},
+    "int8:64, v_proj residual + int8 head": {
+        "backbone": "int8",
+        "override": ("*.v_proj=int8:residual",),
+        "head": "int8",
+    },
+    "int8:64 residual + int8 head": {
+        "backbone": "int8",
+        "backbone_activations": "residual",
+        "head": "int8",
+    },
     "int8:64 exact + int8 head": {
         "backbone": "int8",
         "backbone_activations": "exact",
