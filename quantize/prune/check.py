@@ -132,7 +132,7 @@ def _check_rows(source: Bundle, written: Bundle, pruned: Pruned) -> int:
                 part = slice(start, start + _CHUNK_ROWS)
                 same = _bits(old[rows[part]]) == _bits(new[part])
                 if not same.all():
-                    row = start + int(np.argmin(same.reshape(len(same), -1).all(axis=1)))
+                    row = start + int(np.argmin(same.all(axis=1)))
                     raise ParityError(
                         f"{cut.after}: row {row} is not row {rows[row]} of {cut.before}; nothing "
                         "was written"
@@ -142,7 +142,8 @@ def _check_rows(source: Bundle, written: Bundle, pruned: Pruned) -> int:
 
 
 def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).view(np.uint8)
+    """[n, bytes of a row]."""
+    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
 
 
 @dataclass(frozen=True)
