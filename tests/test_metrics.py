@@ -71,6 +71,17 @@ def test_agrees_with_extended_precision(scale: float) -> None:
     np.testing.assert_allclose(found.delta_p, expected["delta_p"], atol=3e-7)
 
 
+def test_rows_of_different_drift_in_one_block_are_each_right() -> None:
+    z, c, targets = random_pair(1.0, count=7)
+    scale = np.array([1e-7, 1e-5, 1e-3, 1e-2, 0.05, 0.1, 2.0])[:, None]
+    c = (z + scale * (c - z)).astype(np.float32)
+    expected = exact(z, c, targets)
+    found = score_rows(z, c, targets, np.zeros(len(z)))
+    np.testing.assert_allclose(found.kl[1:], expected["kl"][1:], rtol=1e-5)
+    alone = [score_rows(z[[i]], c[[i]], targets[[i]], np.zeros(1)).kl[0] for i in range(7)]
+    np.testing.assert_array_equal(found.kl, alone)
+
+
 def test_series_and_float64_meet_at_the_limit() -> None:
     z, c, targets = random_pair(0.1)
     delta = (c - z) * np.float32(0.4999) / np.abs(c - z).max(axis=1, keepdims=True)

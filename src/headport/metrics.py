@@ -30,6 +30,9 @@ _GROUP = 32
 _SERIES_LIMIT = 0.5
 # (exp(e) − 1 − e) / e² = Σ eᵏ / (k + 2)!; nine terms leave 7e-8, relative, at |e| = 1.
 _SERIES = tuple(1.0 / math.factorial(k + 2) for k in range(9))
+# Largest |e| up to which n terms leave at most 1e-7: the first one left out is eⁿ / (n + 2)!, and
+# the sum at least 1/2 − 1/6.
+_SERIES_REACH = tuple((1e-7 * math.factorial(n + 2) / 3) ** (1 / n) for n in range(1, 9))
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,18 @@ def _score_block(z: Float32, c: Float32, targets: Int64, bound: Float64) -> RowS
     with np.errstate(invalid="ignore", over="ignore"):  # such rows are computed again below
         delta = c - z
         error = np.abs(np.maximum(delta.max(axis=1), -delta.min(axis=1))).astype(np.float64)
-        found = _close_rows(z, delta, targets, error)
+        # By row, so that no figure depends on what else is in the block; |e| ≤ 2 max |Δ|.
+        terms = 1 + np.searchsorted(_SERIES_REACH, 2 * error)
+        kinds = np.unique(terms)
+        if len(kinds) == 1:
+            found = _close_rows(z, delta, targets, error, int(kinds[0]))
+        else:
+            found = _Distances(*np.empty((len(_Distances._fields), len(z))))
+            for kind in kinds:
+                rows = terms == kind
+                some = _close_rows(z[rows], delta[rows], targets[rows], error[rows], int(kind))
+                for values, value in zip(found, some, strict=True):
+                    values[rows] = value
     for row in np.flatnonzero(~(error <= _SERIES_LIMIT)):  # NaN included
         exact = _distant_row(z[row], c[row], targets[row])
         for values, value in zip(found, exact, strict=True):
@@ -155,7 +169,9 @@ def _score_block(z: Float32, c: Float32, targets: Int64, bound: Float64) -> RowS
     return RowScores(*found, *_places(z, c, bound))
 
 
-def _close_rows(z: Float32, delta: Float32, targets: Int64, error: Float64) -> _Distances:
+def _close_rows(
+    z: Float32, delta: Float32, targets: Int64, error: Float64, terms: int
+) -> _Distances:
     """Distances by the series, for max |Δ| ≤ 0.5.
 
     With S = E_p[exp(e) − 1 − e], q / p = exp(e) / (1 + S), hence
@@ -170,8 +186,8 @@ def _close_rows(z: Float32, delta: Float32, targets: Int64, error: Float64) -> _
     mean = _dot(p, delta) / total
     # Rounding `mean` here shifts e by some ε; the series drops E_p[e], so KL moves by ε² / 2.
     e = delta - mean.astype(np.float32)[:, None]
-    series = np.full_like(e, _SERIES[-1])
-    for coefficient in _SERIES[-2::-1]:
+    series = np.full_like(e, _SERIES[terms - 1])
+    for coefficient in _SERIES[:terms][-2::-1]:
         series *= e
         series += np.float32(coefficient)
     series *= e
