@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -105,11 +109,26 @@ def serve(options: Options) -> Stats:
             f"{name} at http://{where}:{port}/v1, {stats.slots} slots of {stats.context} tokens; "
             "end it with Ctrl-C"
         )
-        try:
+        with _told_to_stop(), generator:
             uvicorn.Server(config).run(sockets=[listener])
-        finally:
-            generator.close()
         return generator.stats
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """Being told to stop is how a service ends: no error, after what runs has had its time.
+
+    The server does the waiting. Then it sends itself the signal again, for those who wait for it.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def run(options: Options) -> Outcome:
@@ -125,6 +144,7 @@ def _listen(host: str, port: int) -> socket.socket:
         found = socket.socket(family, socket.SOCK_STREAM)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
+        found.listen()  # from here on clients wait for an answer, and are not turned away
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"{host}:{port} cannot be listened on ({error}); choose another --host or --port"
