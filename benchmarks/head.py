@@ -1,0 +1,113 @@
+"""One cold step of a head against reading its bytes once, equally cold, in one run.
+
+`python -m benchmarks.head BUNDLE... [--threads 1] [--rounds 40]` takes lowered bundles of one model
+that differ in their heads. In every round each head computes one row, and a buffer of as many bytes
+as that head reads is read once (BLAS `sdot` of a buffer with itself, one slice per thread), in
+random order; before each of them 256 MiB are written, which no cache holds. Prints the step in
+milliseconds (median and first quartile), the reading, reading ÷ step, and each step against the
+first bundle's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from headport.bundle import Bundle
+from headport.heads import HeadSessions
+from headport.session import SessionSettings, library_version
+
+__all__ = ["main"]
+
+_EVICT_BYTES = 1 << 28
+_HEAD = "lm"
+_CHILD = "HEADPORT_BENCHMARK_CHILD"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(prog="benchmarks.head", description=__doc__)
+    parser.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=40)
+    found = parser.parse_args(arguments)
+    if _CHILD not in os.environ:
+        # BLAS reads how many threads it may start when NumPy is imported: one for each slice.
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", _CHILD: "1"}
+        command = [sys.executable, "-m", "benchmarks.head", *(arguments or sys.argv[1:])]
+        return subprocess.run(command, env=environment, check=False).returncode
+    print(_table(found.bundles, found.threads, found.rounds))
+    return 0
+
+
+def _table(paths: list[Path], threads: int, rounds: int) -> str:
+    bundles = [Bundle.open(path, verify=False) for path in paths]
+    sizes = [_read_bytes(bundle) for bundle in bundles]
+    actions: list[Callable[[], object]] = [_step(bundle, threads) for bundle in bundles]
+    with ThreadPoolExecutor(threads) as pool:
+        actions += [_reading(size, pool, threads) for size in sizes]
+        seconds = _in_turns(actions, rounds)
+    steps, readings = seconds[: len(bundles)], seconds[len(bundles) :]
+    lines = [
+        "| head | read MB | step ms (first quartile) | reading ms | reading ÷ step | × first |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path, size, step, reading in zip(paths, sizes, steps, readings, strict=True):
+        (median, quartile), read = _summary(step), _summary(reading)[0]
+        lines.append(
+            f"| {path.name} | {size / 1e6:.1f} | {1e3 * median:.2f} ({1e3 * quartile:.2f}) | "
+            f"{1e3 * read:.2f} | {read / median:.2f} | {median / _summary(steps[0])[0]:.2f} |"
+        )
+    lines.append(
+        f"\none row, {rounds} rounds, {threads} threads, caches emptied before each; ONNX Runtime "
+        f"{library_version()}"
+    )
+    return "\n".join(lines)
+
+
+def _read_bytes(bundle: Bundle) -> int:
+    graph = f"{bundle.manifest.heads[_HEAD].graph}:"
+    tensors = bundle.manifest.tensors
+    return sum(t.length for t in tensors if any(c.startswith(graph) for c in t.consumers))
+
+
+def _step(bundle: Bundle, threads: int) -> Callable[[], object]:
+    heads = HeadSessions(bundle, SessionSettings(threads=threads), (_HEAD,))
+    row = np.random.default_rng(0).normal(size=(1, bundle.manifest.model.hidden_size))
+    hidden = row.astype(np.float32)
+    return lambda: heads.head(hidden, _HEAD)
+
+
+def _reading(size: int, pool: ThreadPoolExecutor, threads: int) -> Callable[[], object]:
+    slices = np.array_split(np.ones(size // 4, np.float32), threads)
+    return lambda: list(pool.map(lambda part: np.dot(part, part), slices))
+
+
+def _in_turns(actions: list[Callable[[], object]], rounds: int) -> list[list[float]]:
+    evict = np.zeros(_EVICT_BYTES // 8)
+    seconds: list[list[float]] = [[] for _ in actions]
+    order = np.random.default_rng(1)
+    for number in range(rounds + 2):
+        for index in order.permutation(len(actions)):
+            evict += 1.0
+            start = time.perf_counter()
+            actions[index]()
+            if number >= 2:  # the first ones find threads asleep
+                seconds[index].append(time.perf_counter() - start)
+    return seconds
+
+
+def _summary(seconds: list[float]) -> tuple[float, float]:
+    return float(np.median(seconds)), float(np.quantile(seconds, 0.25))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
