@@ -1,7 +1,8 @@
+import msgspec
 import numpy as np
 import pytest
 
-from headport.errors import PromptError
+from headport.errors import BundleError, PromptError, RequestError
 from headport.manifest import FileEntry, Vocabulary
 
 
@@ -88,6 +89,82 @@ def test_a_pruned_bundle_draws_what_the_full_one_draws(pruned, make):
             same += 1
             assert cut == full
     assert same >= 3
+
+
+def test_what_does_not_count_is_left_out_and_still_read(make):
+    generator = make()
+    ids = [5, 6, 9, 6, 7]
+    [whole] = generator.score([ids])
+    for masks, kept in (
+        ({"prompt_tokens": 3}, [3, 4]),
+        ({"prompt_tokens": [3]}, [3, 4]),
+        ({"ignore_ids": (6, 256)}, [2, 4]),
+        ({"prompt_tokens": 2, "ignore_ids": [7]}, [2, 3]),
+        ({"prompt_tokens": 9}, []),
+    ):
+        [score] = generator.score([ids], **masks)
+        assert np.flatnonzero(score.mask).tolist() == kept
+        assert (score.nll[kept] == whole.nll[kept]).all() and score.nll.sum() == sum(
+            whole.nll[kept]
+        )
+        assert score.tokens == len(kept)
+        assert np.isnan(score.mean) if not kept else score.mean == whole.nll[kept].mean()
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask"),
+    [([0, 0, 0, 5, 6, 9], [0, 0, 0, 1, 1, 1]), ([5, 6, 9, 256, 256], [1, 1, 1, 0, 0])],
+)
+def test_padding_on_either_side_changes_nothing(make, ids, mask):
+    [alone] = make().score([[5, 6, 9]], prompt_tokens=2)
+    [padded] = make().score([ids], prompt_tokens=2, attention_masks=[mask])
+    valid = np.array(mask, bool)
+    assert padded.token_ids == ids and not padded.mask[~valid].any()
+    assert (padded.nll[valid] == alone.nll).all() and (padded.nll[~valid] == 0).all()
+    assert (padded.mask[valid] == alone.mask).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([[1, 1]], "mask 0 has 2 values for 3 ids"),
+        ([[1, 2, 1]], "mask 0 holds more than 0 and 1"),
+        ([[0, 0, 0]], "mask 0 leaves no token"),
+        ([[1, 0, 1]], "mask 0 has padding between tokens"),
+        ([[1, 1, 1]] * 2, "one mask per text was expected: 1, 2 given"),
+    ],
+)
+def test_masks_that_do_not_fit(make, mask, message):
+    with pytest.raises(PromptError, match=message):
+        make().score([[5, 6, 9]], attention_masks=mask)
+
+
+@pytest.mark.parametrize("starts", [-1, [1, 2], [1.5], "a", None])
+def test_prompt_tokens_that_are_none(make, starts):
+    with pytest.raises(RequestError, match="prompt_tokens: one number from 0 up"):
+        make().score([[5, 6, 9]], prompt_tokens=starts)
+
+
+def test_hidden_states_and_other_heads(make, make_bundle, monkeypatch):
+    lm = make_bundle().manifest.heads["lm"]
+    value = msgspec.structs.replace(lm, graph="head.value", vocab_size=1)
+    heads = {"lm": lm, "value": value}
+    generator = make(heads=heads, options={"more_heads": ["value"]})
+    hidden = generator.hidden_states([5, 6])
+    assert hidden.dtype == np.float32 and hidden.tolist() == [[5, 0], [6, 1]]
+    logits = type(generator._runner).full_logits
+
+    def both(self, states, name="lm"):
+        return states[:, :1] * 2 if name == "value" else logits(self, states)
+
+    monkeypatch.setattr(type(generator._runner), "full_logits", both)
+    assert generator.outputs([5, 6], "value").tolist() == [[10], [12]]
+    assert (generator.outputs([5, 6], "lm") == generator.logits([5, 6])).all()
+    assert generator.heads == ("lm", "value")
+    with pytest.raises(BundleError, match=r"no head 'reward' in it \(heads: lm, value\)"):
+        make(heads=heads, options={"more_heads": ["reward"]})
+    with pytest.raises(BundleError, match=r"no head 'reward' in it"):
+        make(heads=heads, options={"head": "reward"})
 
 
 def test_nothing_to_score(make):
