@@ -65,7 +65,7 @@ def prune(options: Options) -> Bundle:
     _refuse(source)
     table = read_tokens(source)
     if options.mode == "both":
-        refuse_tokenizer(table)
+        refuse_tokenizer(table, source.manifest.vocabulary.size)
     closure = always_kept(source, table)
     available = _available(source, table, options.mode)
     selection = selection_of(options, source, closure, available)

@@ -34,9 +34,6 @@ def rewrite_companions(
 
     Returns:
         Notes: ids that a file named and that no longer exist.
-
-    Raises:
-        QuantizeError: If the tokenizer is of a kind that cannot be rewritten.
     """
     rename = renaming(kept)
     (folder / TOKENIZER).write_text(rewrite_tokenizer(table, kept), encoding="utf-8")

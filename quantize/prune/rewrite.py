@@ -26,11 +26,15 @@ Int64 = npt.NDArray[np.int64]
 Numbers = Mapping[int, int]  # old id → new id, kept ones only
 
 
-def refuse_tokenizer(table: TokenTable) -> None:
-    """Refuse a tokenizer of a kind that cannot be rewritten.
+def refuse_tokenizer(table: TokenTable, size: int) -> None:
+    """Refuse a tokenizer that cannot be rewritten.
+
+    Args:
+        table: The tokenizer.
+        size: V, the rows that the model has for tokens.
 
     Raises:
-        QuantizeError: Naming the kind, and what works with it.
+        QuantizeError: Naming the reason, and what works with it.
     """
     instead = "use --mode output, which leaves the tokenizer as it is"
     if table.kind not in _MODELS:
@@ -43,20 +47,22 @@ def refuse_tokenizer(table: TokenTable) -> None:
             f"--mode both: the tokenizer leaves out merges at random (dropout "
             f"{table.model['dropout']}), so no text has one spelling; {instead}"
         )
+    if beyond := sorted(i for i in table.added if i >= size):
+        raise QuantizeError(
+            f"--mode both: the tokenizer adds {len(beyond)} tokens that the model has no row for, "
+            f"such as {table.pieces[beyond[0]]!r} (id:{beyond[0]}, {size} rows); {instead}"
+        )
 
 
 def rewrite_tokenizer(table: TokenTable, kept: Int64) -> str:
     """The contents of a `tokenizer.json` that knows the kept tokens only.
 
     Args:
-        table: The tokenizer.
+        table: The tokenizer, one that `refuse_tokenizer` lets pass.
         kept: Ids that stay, ascending, [K]; their places are the new ids. What
             `closure.always_kept` gives must be among them.
 
-    Raises:
-        QuantizeError: If the tokenizer is of a kind that cannot be rewritten.
     """
-    refuse_tokenizer(table)
     numbers = {int(old): new for new, old in enumerate(kept)}
     document = dict(table.document)
     document["model"] = _MODELS[table.kind](table, numbers)

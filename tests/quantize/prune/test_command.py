@@ -124,6 +124,8 @@ RECIPES: tuple[dict[str, Any], ...] = (
     {"head": "int8", "block": 16, "rescore": 10},
     {"head": "int8", "block": 16, "rescore": 10, "certify": True, "bound": "block"},
     {"head": "int8", "block": 16, "rescore": 10, "certify": True, "activations": "rounded"},
+    {"head": "int8", "block": 16, "embedding": "int8", "embedding_block": 16},
+    {"head": "int8", "block": 16, "rescore": 10, "certify": True, "embedding": "fp16"},
 )
 
 
@@ -252,6 +254,7 @@ def test_pruning_twice_is_pruning_once(tmp_path: Path, first: str, second: str) 
     logits = [open_runner(b).full_logits(STATES) for b in (twice, once)]
     assert (logits[0] == logits[1]).all()
     ids = _columns(once, source)
+    assert (twice.path / "vocab_map.npy").exists() == (second == "output")
     if second == "both":
         assert (_columns(twice, source) == ids).all()
         for name in ("tokenizer.json", "config.json"):

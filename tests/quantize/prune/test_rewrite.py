@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 
 from headport.errors import QuantizeError
 from headport.quantize.prune.closure import always_kept
-from headport.quantize.prune.rewrite import rewrite_tokenizer
+from headport.quantize.prune.rewrite import refuse_tokenizer, rewrite_tokenizer
 from headport.quantize.prune.selection import Limits, Wanted, select
 from headport.quantize.prune.tokens import TokenTable, read_tokens
 from tests.quantize.prune.tokenizers_of import CHAT, KINDS, LINES, byte_level
@@ -178,10 +178,12 @@ def test_kinds_that_cannot_be_rewritten_are_refused() -> None:
     words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     random = byte_level()
     random.model.dropout = 0.1
-    for tokenizer, message in (
-        (words, "BPE, Unigram, WordPiece was expected, WordLevel found; use --mode output"),
-        (random, "at random"),
+    for tokenizer, size, message in (
+        (words, 2, "BPE, Unigram, WordPiece was expected, WordLevel found; use --mode output"),
+        (random, 500, "at random"),
+        (byte_level(), 422, r"adds 1 tokens that the model has no row for, such as '<note>'"),
     ):
         table = TokenTable.parse(tokenizer.to_str().encode())
         with pytest.raises(QuantizeError, match=message):
-            rewrite_tokenizer(table, np.arange(2))
+            refuse_tokenizer(table, size)
+    refuse_tokenizer(TokenTable.parse(byte_level().to_str().encode()), 423)
