@@ -107,7 +107,7 @@ def test_rows_of_all_sorts_keep_their_order(bundle):
     ]
     assert subset.choose(HIDDEN, rows) == whole.choose(HIDDEN, rows)
     assert runner.rows_of == [3, 2] and runner.whole == 4 + 6
-    seen = row(first, process_scores=lambda scores, *_: scores)
+    seen = row(first, process_scores=lambda _c, scores, _i: scores)
     runner.rows_of.clear()
     assert subset.choose(HIDDEN[:1], [seen]) == whole.choose(HIDDEN[:1], [seen])
     assert runner.rows_of == []
