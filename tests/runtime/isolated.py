@@ -7,7 +7,11 @@ cannot be imported.
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import threading
+import time
+import urllib.request
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -20,6 +24,30 @@ class Refuse(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in HEAVY:
             raise ModuleNotFoundError(f"{name} was imported by a runtime that must not need it")
+
+
+def served(bundle: Path) -> list[int]:
+    """The reply to one request to the service, which runs in this process."""
+    import uvicorn
+
+    from headport.runtime import Generator
+    from headport.runtime.serve.app import build_app
+
+    generator = Generator(bundle, threads=1)
+    server = uvicorn.Server(uvicorn.Config(build_app(generator, "tiny"), log_level="error"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        body = {"model": "tiny", "prompt": "a b", "max_tokens": 8, "temperature": 1.0, "seed": 3}
+        data = json.dumps(body | {"return_token_ids": True}).encode()
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/completions"
+        with urllib.request.urlopen(address, data) as answer:
+            token_ids: list[int] = json.load(answer)["choices"][0]["token_ids"]
+        server.should_exit = True
+        thread.join()
+    return token_ids
 
 
 def main(bundle: Path) -> None:
@@ -38,6 +66,7 @@ def main(bundle: Path) -> None:
             {
                 "token_ids": [reply.token_ids for reply in replies],
                 "streamed": [token.token_id for token in streamed],
+                "served": served(bundle),
                 "code": code,
                 "heavy": sorted(set(HEAVY) & set(sys.modules)),
                 "headport": sys.modules["headport"].__file__,

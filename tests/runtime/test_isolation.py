@@ -31,6 +31,7 @@ def check(output: str, bundle: Path) -> dict:
         "a b", max_new_tokens=8, temperature=1.0, seed=3
     )
     assert found["token_ids"][0] == found["streamed"] == expected.token_ids
+    assert found["served"] == expected.token_ids
     assert found["code"] == 0 and found["heavy"] == []
     return found
 
@@ -58,7 +59,7 @@ def test_the_wheel_runs_in_a_venv_without_them(tiny_bundle, tmp_path):
     constraints = ROOT / "constraints.txt"
     pins = ["-c", constraints] if constraints.is_file() else []
     try:
-        run(*inside, "install", "--no-compile", *pins, f"headport[cpu] @ {wheel.as_uri()}")
+        run(*inside, "install", "--no-compile", *pins, f"headport[cpu,serve] @ {wheel.as_uri()}")
     except AssertionError as error:
         if "Could not find a version" in str(error) or "Retrying" in str(error):
             pytest.skip("no package index can be reached")
