@@ -9,7 +9,6 @@ not measured. The exit code is 1 if one token differs.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 
+from benchmarks.tiny import head_line, prompts_of, read_options
 from headport.bundle import Bundle
 from headport.export.command import Options as ExportOptions
 from headport.export.command import export
@@ -36,7 +35,7 @@ from headport.runtime.vocabulary import IdMap
 from headport.session import SessionSettings
 from headport.validate.reference_sampler import draw
 from headport.validate.wire import SamplingCase
-from tests.conftest import VOCAB_SIZE, llama_config, save_model
+from tests.conftest import llama_config, save_model
 
 __all__ = ["SETS", "main"]
 
@@ -49,7 +48,7 @@ SETS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_k": 20},
     {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1},
     {"temperature": 1.2, "min_p": 0.05, "presence_penalty": 0.6, "frequency_penalty": 0.3},
-    {"temperature": 1.0, "typical_p": 0.8, "min_new_tokens": 20},
+    {"temperature": 1.0, "typical_p": 0.8, "min_new_tokens": 8},
     {"temperature": 1.1, "epsilon_cutoff": 0.002, "bad_words": [[7], [8, 9], [65, 66]]},
     {"temperature": 1.0, "eta_cutoff": 0.003, "logit_bias": {5: 2.0, (101, 102): -5.0}},
     {"temperature": 1.5, "top_k": 60, "top_p": 0.95, "min_p": 0.01, "typical_p": 0.95},
@@ -126,18 +125,9 @@ def _run(runner: Runner, chooser: LogitsChooser, rows: list[Row], tokens: int) -
 
 def main() -> int:
     """Run all sets on all prompts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
-    parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    rng = np.random.default_rng(options.seed)
-    prompts = [
-        rng.integers(1, VOCAB_SIZE, rng.integers(1, 12)).tolist() for _ in range(options.prompts)
-    ]
-    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    print(f"{len(prompts)} prompts, up to {options.tokens} new tokens, {versions}\n")
+    options = read_options(__doc__, prompts=200, tokens=64)
+    prompts = prompts_of(options, 11)
+    print(head_line(options))
     print("| parameters | draws | equal |")
     print("|---|---|---|")
     wrong = 0
@@ -158,10 +148,6 @@ def main() -> int:
 
 def _short(value: Any) -> str:
     return f"of {len(value)}" if isinstance(value, list | dict) else f"{value:g}"
-
-
-class _Plain(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description."""
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from headport.runtime.row import Row
 from headport.runtime.sampling.chooser import make_chooser
 from headport.runtime.text import TextStream, Tokens
 from headport.runtime.vocabulary import IdMap
+from tests.runtime.beam_reference import beams_of_transformers
 from tests.runtime.conftest import TableRunner, manifest
 
 END = 256
@@ -50,28 +51,6 @@ RULES = {
     "length": {"min_new_tokens": 4},
     "words": {"bad_words": [[30], [5, 9]], "suppress_tokens": [8, 40]},
 }
-_NAMES = {"bad_words": "bad_words_ids"}
-
-
-def reference(model: Any, prompt: list[int], limit: int, ends: list[int], **options: Any) -> Any:
-    import torch
-
-    found = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=limit,
-        do_sample=False,
-        eos_token_id=ends,
-        pad_token_id=0,
-        output_scores=True,
-        return_dict_in_generate=True,
-        **{_NAMES.get(name, name): value for name, value in options.items()},
-    )
-    replies = []
-    for row in found.sequences[:, len(prompt) :].tolist():
-        ended = next((at for at, token in enumerate(row) if token in ends), len(row) - 1)
-        replies.append(row[: ended + 1])
-    return replies, found.sequences_scores.tolist()
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +70,7 @@ def agree(bundle: Bundle, runner: Any, model: Any, prompt: list[int], **options:
     # Many ends, so that replies of several lengths compete.
     ends, limit, n = [3, 50, 90, 120, 200], 7, options["num_beams"]
     rows = search(bundle, runner, prompt, limit, eos_token_id=ends, n=n, **options)
-    wanted, scores = reference(model, prompt, limit, ends, num_return_sequences=n, **options)
+    wanted, scores = beams_of_transformers(model, prompt, limit, ends, **options)
     assert [row.token_ids for row in rows] == wanted
     assert [row.score for row in rows] == pytest.approx(scores, abs=1e-4)
     assert [row.sample for row in rows] == list(range(n))
@@ -122,10 +101,14 @@ def test_allowed_tokens_hold_for_every_beam(portable, model):
 
     ours = {"allowed": lambda c: allowed([*c.prompt_token_ids, *c.token_ids])}
     rows = search(*portable, PROMPTS[0], 6, eos_token_id=[50], num_beams=3, n=3, **ours)
-    wanted, scores = reference(
-        model, PROMPTS[0], 6, [50], num_beams=3, num_return_sequences=3,
+    wanted, scores = beams_of_transformers(
+        model,
+        PROMPTS[0],
+        6,
+        [50],
+        num_beams=3,
         prefix_allowed_tokens_fn=lambda _, past: allowed(past),
-    )  # fmt: skip
+    )
     assert [row.token_ids for row in rows] == wanted
     assert [row.score for row in rows] == pytest.approx(scores, abs=1e-4)
 

@@ -27,6 +27,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutput
 
 from headport.validate.reference_sampler import gumbel_noise, philox_blocks
+from tests.runtime.beam_reference import FIELDS, until_end
 from tests.runtime.golden import FILE
 from tests.runtime.golden.cases import EOS, FILTERS, PAST, RULES, SIZE
 
@@ -35,8 +36,6 @@ __all__ = ["make"]
 
 KEYS = ((7, 0, 0), (2**64 - 1, 5, 2))
 
-# Names of the options of headport → fields of a GenerationConfig, where they differ.
-FIELDS = {"bad_words": "bad_words_ids", "logit_bias": "sequence_bias"}
 OURS = ("presence_penalty", "frequency_penalty")
 
 
@@ -263,10 +262,7 @@ def _beams(model: TableModel) -> list[dict[str, Any]]:
                     **settings,
                 )
                 out = model.generate(torch.tensor([[4, 9]]), generation_config=config)
-                replies = []
-                for row in out.sequences[:, 2:].tolist():
-                    end = next((n for n, token in enumerate(row) if token in EOS), len(row) - 1)
-                    replies.append(row[: end + 1])
+                replies = [until_end(row, EOS) for row in out.sequences[:, 2:].tolist()]
                 scores = short(out.sequences_scores.numpy())
                 found.append(
                     {
