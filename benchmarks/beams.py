@@ -68,10 +68,8 @@ def _compare(generator: Generator, model: Any, prompts: list[list[int]], tokens:
             if same != beams or (max(gaps) > _TOLERANCE and max(shares) > _RELATIVE):
                 wrong += 1
                 print(f"differs: {settings} {prompt}: {ids} instead of {wanted}", file=sys.stderr)
-        print(
-            f"| {beams} | {penalty:g} | {early} | {replies} | {equal} | {apart:.1e} | {share:.1e} |",
-            flush=True,
-        )
+        row = (beams, f"{penalty:g}", early, replies, equal, f"{apart:.1e}", f"{share:.1e}")
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
     return 1 if wrong else 0
 
 
