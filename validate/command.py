@@ -32,7 +32,9 @@ from headport.validate.sides import ReferenceSide
 from headport.validate.store import PREFIX_TOKENS, StoredReference, is_store
 from headport.validate.terminal import render_terminal
 from headport.validate.top_rows import BOUNDED_METRICS
-from headport.validate.webpage import render_webpage
+from headport.validate.views.github import append_summary, workflow_commands
+from headport.validate.views.junit import render_junit
+from headport.validate.views.page import render_page
 
 __all__ = ["SUMMARY", "Options", "run", "validate", "validate_with"]
 
@@ -66,7 +68,10 @@ class Options(OptionRecord, frozen=True):
     ] = None
     markdown: Annotated[Path | None, option("also write the report as Markdown")] = None
     html: Annotated[Path | None, option("also write the report as one HTML page")] = None
-    force: Annotated[bool, option("replace existing --markdown and --html files")] = False
+    junit: Annotated[
+        Path | None, option("also write the gates as JUnit XML, a test case each", metavar="FILE")
+    ] = None
+    force: Annotated[bool, option("replace existing --markdown, --html and --junit files")] = False
     max_tokens: Annotated[
         int, option("tokens to score in all, an equal share of each text (default: 0, all)")
     ] = 0
@@ -342,6 +347,10 @@ def _evidence(
     return Evidence(attribution, bisection, floor, sampler, seconds=seconds)
 
 
+def _outputs(options: Options) -> tuple[Path | None, Path | None, Path | None]:
+    return options.markdown, options.html, options.junit
+
+
 _LEAST = {
     "max_tokens": 0,
     "window": 1,
@@ -362,13 +371,15 @@ def _check(options: Options) -> None:
             f"--max-tokens {options.max_tokens} leaves nothing for some of the "
             f"{len(options.text)} texts; give at least one token for each"
         )
-    if options.markdown is not None and options.markdown == options.html:
-        raise UsageError(f"--markdown and --html both name {options.html}; give two files")
-    for path in (options.markdown, options.html):
-        if path is not None and path.exists() and not options.force:
+    given = [path for path in _outputs(options) if path is not None]
+    if len(set(given)) < len(given):
+        raise UsageError(
+            f"--markdown, --html and --junit: files of their own expected, {given[0]} given twice"
+        )
+    for path in given:
+        if path.exists() and not options.force:
             raise OutputError(f"{path} exists; choose another output or pass --force")
-        if path is not None:
-            check_writable(path)
+        check_writable(path)
     # The process would need seconds to say so.
     if not Path(options.reference).exists() and ":" not in options.reference:
         raise CheckpointError(
@@ -389,7 +400,11 @@ def _check_vocabulary(reference: ReferenceFacts, candidate: Candidate) -> None:
 def run(options: Options) -> Outcome:
     """Validate, write what was asked for; exit 0 passed, 1 failed or undecided."""
     report = validate(options)
-    pages = ((options.markdown, render_markdown), (options.html, render_webpage))
+    renderers = (render_markdown, render_page, render_junit)
+    pages = zip(_outputs(options), renderers, strict=True)
     files = {path: render(report) for path, render in pages if path is not None}
     write_text(files, force=options.force)
-    return Outcome(render_terminal(report), report, 0 if report else 1)
+    text = render_terminal(report)
+    if append_summary(report):
+        text = "\n".join(filter(None, (text, workflow_commands(report))))
+    return Outcome(text, report, 0 if report else 1)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from headport.validate.advice import next_steps
 from headport.validate.evidence_tables import evidence_sections
 from headport.validate.report import GateResult, GreedyRun, Metric, Metrics, Report
 from headport.validate.section import Section
 
-__all__ = ["headline", "report_sections", "visible"]
+__all__ = ["gate_texts", "headline", "report_sections", "visible"]
 
 
 def visible(text: str) -> str:
@@ -37,6 +38,7 @@ def report_sections(report: Report) -> tuple[Section, ...]:
     sections = (
         _gates(report),
         _regressions(report),
+        Section("What to do next", ("step",), tuple((step,) for step in next_steps(report))),
         _metrics(report),
         *evidence_sections(report),
         _position_slices(report),
@@ -102,6 +104,15 @@ def _gates(report: Report) -> Section:
             for gate in report.gates
         ),
     )
+
+
+def gate_texts(report: Report) -> tuple[str, ...]:
+    """Each gate's figure, interval and limit in one line, and what leaves it undecided."""
+    texts = []
+    for metric, _, limit, value, interval, _, why, _ in _gates(report).rows:
+        ends = "" if interval == "–" else f", 95 % interval {interval}"
+        texts.append(f"{metric} {value}{ends}, limit {limit}" + ("" if why == "–" else f"; {why}"))
+    return tuple(texts)
 
 
 def _limit(gate: GateResult) -> str:

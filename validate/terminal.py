@@ -15,6 +15,7 @@ _CELL_COLUMNS = 60  # wider cells are cut in the last places of a table
 _SHOWN = (
     "Gates",
     "Against",
+    "What to do",
     "Figures",
     "Where",
     "Stages",

@@ -1,15 +1,13 @@
-"""A report as one self-contained HTML page: no script, no network."""
+"""Tables as one self-contained HTML page: no script, no network."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
 
-from headport.validate.report import Report
 from headport.validate.section import Section
-from headport.validate.tables import headline, report_sections
 
-__all__ = ["render_sections", "render_webpage"]
+__all__ = ["render_sections"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d0d4da; --soft: #f4f6f8;
@@ -31,12 +29,6 @@ td.number { text-align: right; white-space: nowrap; }
 _VERDICTS = ("passed", "failed", "undecided")
 # The page loads nothing and runs nothing, even if a text should slip through the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-
-
-def render_webpage(report: Report) -> str:
-    """The whole report; nothing in a text or name can become markup."""
-    sections = report_sections(report)
-    return render_sections("Validation", headline(report), sections, verdict=report.verdict)
 
 
 def render_sections(

@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reference": ("headport.validate.recording", "Store a reference for validation without torch."),
     "validate": ("headport.validate.command", "Compare a bundle with its PyTorch reference."),
     "price": ("headport.validate.price.command", "Say what a smaller vocabulary costs."),
+    "report": ("headport.validate.reporting", "Write a report as HTML, Markdown or JUnit XML."),
     "gpu-check": ("headport.validate.gpu.command", "Check on a GPU what only a GPU can show."),
     "generate": ("headport.runtime.command", "Generate text from a bundle, streaming."),
     "serve": ("headport.runtime.serve.command", "Serve a bundle over HTTP, as the OpenAI API."),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
 
@@ -12,10 +15,10 @@ from headport.validate.markdown import render_markdown
 from headport.validate.report import Report
 from headport.validate.tables import report_sections, visible
 from headport.validate.terminal import render_terminal
-from headport.validate.webpage import render_webpage
+from headport.validate.views.page import render_page
 from tests.validate.reports import metrics, report
 
-RENDERERS = [render_terminal, render_markdown, render_webpage]
+RENDERERS = [render_terminal, render_markdown, render_page]
 HOSTILE = (
     "</td><script>alert(1)</script>|\n# head\n![x](http://evil/x.png)`code`"
     "\x1b[2J\x07\u202e\u200b&amp;<img src=x onerror=y> www.evil.example @team"
@@ -45,12 +48,16 @@ def test_visible_spells_out_what_cannot_be_seen() -> None:
 class _Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.tags: set[str] = set()
+        self.counts: Counter[str] = Counter()
         self.attributes: set[str] = set()
         self.text = ""
 
+    @property
+    def tags(self) -> set[str]:
+        return set(self.counts)
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
+        self.counts[tag] += 1
         self.attributes |= {name for name, _ in attrs}
 
     def handle_data(self, data: str) -> None:
@@ -59,7 +66,7 @@ class _Page(HTMLParser):
 
 def page(found: Report) -> _Page:
     parser = _Page()
-    parser.feed(render_webpage(found))
+    parser.feed(render_page(found))
     return parser
 
 
@@ -68,14 +75,34 @@ def test_hostile_text_adds_no_tag_and_no_attribute_to_the_page() -> None:
     assert hostile.tags == plain.tags
     assert hostile.attributes == plain.attributes
     assert "<script>alert(1)</script>" in hostile.text, "shown as text"
-    assert "script" not in plain.tags and "img" not in plain.tags and "a" not in plain.tags
+    assert hostile.counts["script"] == 1 and "img" not in plain.tags, "the page's own script"
 
 
 def test_the_page_loads_nothing() -> None:
-    text = render_webpage(report())
+    text = render_page(report())
     assert "default-src 'none'" in text
-    assert not re.search(r"(src|href)\s*=|url\(|@import", text)
-    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"src\s*=|href=\"(?!#)|url\(|@import|://", text)
+    assert "light-dark(" in text and "color-scheme: light dark" in text
+    assert len(text.encode()) < 3 << 20
+
+
+def test_the_page_lets_its_own_script_run_and_no_other() -> None:
+    text = render_page(report())
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text and "unsafe" not in text
+    assert text.index("Content-Security-Policy") < text.index("<style>")
+
+
+def test_a_page_of_many_long_positions_stays_small() -> None:
+    position = report(text="x" * 240).worst[0]
+    found = report(worst=(position,) * 40, notes=())
+    assert len(render_page(found).encode()) < 3 << 20
+
+
+def test_a_page_without_what_old_reports_lack() -> None:
+    text = render_page(report(distributions=None, attribution=None, bisection=None, worst=()))
+    assert "Calibration" not in text and "the two sides agree everywhere" in text.lower()
 
 
 def test_hostile_text_opens_no_markup_in_markdown() -> None:
@@ -110,4 +137,4 @@ def test_terminal_columns_line_up_under_wide_characters() -> None:
 def test_long_cells_are_cut_on_the_terminal_only() -> None:
     found = report(text="x" * 500, notes=())
     assert max(len(line) for line in render_terminal(found).splitlines()) < 300
-    assert "x" * 500 in render_webpage(found)
+    assert "x" * 500 in render_page(found)
