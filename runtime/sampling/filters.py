@@ -110,10 +110,19 @@ def keep_typical(scores: Scores, temperature: float, mass: float) -> Mask:
     """
     log_p = log_softmax(scores, temperature)
     distance = np.abs(-log_p - _entropy(log_p))
-    order = np.argsort(distance, kind="stable")
+    order = _ascending(distance, log_p)
     below = int((np.cumsum(np.exp(log_p[order])) < mass).sum())
     mask: Mask = distance <= distance[order[min(below, len(order) - 1)]]
     return mask
+
+
+def _ascending(distance: Float64, log_p: Float64) -> Int64:
+    """Positions by ascending distance; ties by position, where it changes a sum."""
+    order: Int64 = np.argsort(distance)  # many times faster than a stable one
+    tied = distance[order[1:]] == distance[order[:-1]]
+    if (tied & (log_p[order[1:]] != log_p[order[:-1]])).any():
+        order = np.argsort(distance, kind="stable")
+    return order
 
 
 def _keep_above(scores: Scores, log_p: Float64, least: float) -> Mask:
