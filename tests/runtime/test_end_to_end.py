@@ -124,9 +124,11 @@ def test_sampled_tokens_are_those_of_an_independent_sampler(generator):
 
 def test_the_example_of_the_user_page_runs(tiny_bundle, capsys):
     page = (Path(__file__).resolve().parents[2] / "docs" / "runtime.md").read_text()
-    example = page.split("```python\n", 1)[1].split("```", 1)[0]
+    first, second = (part.split("```", 1)[0] for part in page.split("```python\n")[1:])
     names: dict = {}
-    exec(example.replace('"model.bundle"', repr(str(tiny_bundle))), names)
+    exec(first.replace('"model.bundle"', repr(str(tiny_bundle))), names)
     assert len(names["replies"]) == 2 and names["replies"][0].seed == 7
     assert names["prompt"][-1] == 0
+    assert capsys.readouterr().out
+    exec(second, names)
     assert capsys.readouterr().out
