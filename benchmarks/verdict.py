@@ -85,7 +85,7 @@ def _judged(part: Part) -> Judged:
     """The figures that gates look at; percentiles, which draws do not keep, are left out."""
     none = Metric(value=None)
     found = {f.name: f.of(part) if f.name in _OF_GATES else none for f in FIGURES}
-    return Judged(Metrics(**found), part.tokens)
+    return Judged(Metrics(**found), part.tokens, len(part.counts))
 
 
 def _verdicts(part: Part, rules: Sequence[GateRule] = _GATES) -> tuple[GateResult, ...]:

@@ -103,8 +103,8 @@ def assemble_report(
         rules = tuple(r for r in rules if not r.metric.startswith(settings.bounded))
     gates = evaluate(
         rules,
-        Judged(metrics, overall.tokens),
-        {part.name: Judged(part.metrics, part.tokens_scored) for part in slices}
+        Judged(metrics, overall.tokens, len(overall.counts)),
+        {part.name: Judged(part.metrics, part.tokens_scored, part.documents) for part in slices}
         | {kind.name: Judged(kind.metrics, kind.tokens_scored) for kind in kinds},
     )
     names = [material.text.name for material in found.materials]

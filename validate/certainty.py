@@ -35,6 +35,7 @@ _BLOCK_ELEMENTS = 1 << 22  # resampled counts at a time: 32 MiB
 CONFIDENCE = 0.95  # of two-sided intervals, so a verdict errs in 2.5 % of all samples at most
 POWER = 0.9  # with which the recommended sample finds the effect in question
 _UPPER = (1 + CONFIDENCE) / 2
+_MANY_DOCUMENTS = 1000  # from here on, Student's quantiles are the normal ones to 0.2 %
 
 
 class Estimate:
@@ -198,15 +199,27 @@ def detectable(error: float) -> float:
     return (NormalDist().inv_cdf(_UPPER) + NormalDist().inv_cdf(POWER)) * error
 
 
-def tokens_for(effect: float, error: float, tokens: int) -> int | None:
+def tokens_for(effect: float, error: float, tokens: int, documents: int = 0) -> int | None:
     """Tokens of such documents with which an effect of this size is found with `POWER`.
 
     Args:
         effect: > 0, in units of the figure.
         error: Standard error that `tokens` tokens gave; it shrinks with their square root.
         tokens: > 0.
+        documents: That they lie in. A few of them leave the error itself uncertain, which the
+            interval makes good and the recommendation must pay for; 0: not known, as if many.
     """
-    return _grown(detectable(error) / effect, tokens) if effect > 0 else None
+    if effect <= 0:
+        return None
+    needed = _grown(detectable(error) / effect, tokens)
+    if needed is None or documents < 2:
+        return needed
+    at_least = needed * documents / tokens  # by normal quantiles
+    for count in range(max(2, math.ceil(at_least)), _MANY_DOCUMENTS):
+        quantiles = student_quantile(count - 1) + student_quantile(count - 1, POWER)
+        if quantiles * error * math.sqrt(documents / count) <= effect:
+            return math.ceil(count * tokens / documents)
+    return needed
 
 
 def tokens_to_decide(distance: float, half_width: float, tokens: int) -> int | None:

@@ -68,6 +68,7 @@ class Judged:
 
     metrics: Metrics
     tokens: int
+    documents: int = 0  # that they lie in; 0: not known
 
 
 _ROUNDED_TO_8_BITS = (
@@ -215,7 +216,7 @@ def _result(rule: GateRule, slice_name: str | None, judged: Judged) -> GateResul
         reason=reason,
         detectable=None if metric.error is None else detectable(metric.error),
         tokens_needed=needed,
-        tokens_recommended=_recommended(rule, metric, judged.tokens) if by == "interval" else None,
+        tokens_recommended=_recommended(rule, metric, judged) if by == "interval" else None,
     )
 
 
@@ -254,12 +255,12 @@ def _verdict(
     )
 
 
-def _recommended(rule: GateRule, metric: Metric, tokens: int) -> int | None:
+def _recommended(rule: GateRule, metric: Metric, judged: Judged) -> int | None:
     ideal = _WITHOUT_DRIFT.get(rule.metric)
     if ideal is None or metric.error is None:
         return None
     effect = min(abs(edge - ideal) for edge in _limits(rule) if math.isfinite(edge))
-    return tokens_for(effect, metric.error, tokens)
+    return tokens_for(effect, metric.error, judged.tokens, judged.documents)
 
 
 def decide(verdicts: Iterable[Verdict], tokens_scored: int) -> Verdict:

@@ -124,3 +124,15 @@ def test_a_long_documents_pull_on_the_ratio_is_made_good() -> None:
     without = (sums.sum() - sums) / (weights.sum() - weights)
     expected = math.sqrt(3 / 4 * ((without - found.value) ** 2).sum())
     assert float(found.error) == pytest.approx(expected, rel=1e-12)
+
+
+def test_few_documents_are_recommended_with_a_reserve() -> None:
+    many = tokens_for(0.003, 0.0005, 10_000, 5000)
+    assert many == tokens_for(0.003, 0.0005, 10_000), "as by normal quantiles"
+    few = tokens_for(0.003, 0.003, 1000, 10)
+    assert few is not None and few % 100 == 0, "whole documents of 100 tokens"
+    count = few // 100
+    quantiles = student_quantile(count - 1) + student_quantile(count - 1, 0.9)
+    assert quantiles * 0.003 * math.sqrt(10 / count) <= 0.003
+    quantiles = student_quantile(count - 2) + student_quantile(count - 2, 0.9)
+    assert quantiles * 0.003 * math.sqrt(10 / (count - 1)) > 0.003
