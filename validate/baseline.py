@@ -15,7 +15,14 @@ from headport.validate.certainty import bounds, ratio, student_quantile
 from headport.validate.evidence import Verdict
 from headport.validate.report import DocumentSummary, Metric, Regression, Report
 
-__all__ = ["LIMITS", "Limit", "check_comparable", "regressions"]
+__all__ = [
+    "LIMITS",
+    "Limit",
+    "change_of_documents",
+    "check_comparable",
+    "regressions",
+    "same_documents",
+]
 
 
 @dataclass(frozen=True)
@@ -81,9 +88,9 @@ def _regression(limit: Limit, baseline: Report, report: Report) -> Regression:
     if before.value is None or now.value is None:
         return _outcome(limit, (before, now), math.nan, (None, None, None), paired=False)
     margin = limit.margin(limit.of_metric(before.value))
-    paired = _keys(baseline.by_document) == _keys(report.by_document)
+    paired = same_documents(baseline.by_document, report.by_document)
     if paired:
-        found = _paired(limit, baseline.by_document, report.by_document)
+        found = change_of_documents(limit.of_document, baseline.by_document, report.by_document)
     else:
         found = _unpaired(limit, before, now)
     return _outcome(limit, (before, now), margin, found, paired=paired)
@@ -92,17 +99,26 @@ def _regression(limit: Limit, baseline: Report, report: Report) -> Regression:
 _Worsening = tuple[float | None, float | None, float | None]  # value, low, high
 
 
-def _keys(documents: Sequence[DocumentSummary]) -> list[tuple[str, int, int]]:
-    return [(d.slice, d.document, d.tokens) for d in documents]
+def same_documents(before: Sequence[DocumentSummary], now: Sequence[DocumentSummary]) -> bool:
+    """Whether two reports hold the same documents, so that they can be paired."""
+    keys = ([(d.slice, d.document, d.tokens) for d in documents] for documents in (before, now))
+    return next(keys) == next(keys)
 
 
-def _paired(
-    limit: Limit, before: Sequence[DocumentSummary], now: Sequence[DocumentSummary]
+def change_of_documents(
+    of_document: Callable[[DocumentSummary], float],
+    before: Sequence[DocumentSummary],
+    now: Sequence[DocumentSummary],
 ) -> _Worsening:
+    """Mean change of a figure over paired documents, and its 95 % interval.
+
+    Args:
+        of_document: The figure, a mean over one document.
+        before: Documents of one report.
+        now: The same documents in another.
+    """
     weights = np.array([d.tokens * d.weight for d in now])
-    changes = [
-        limit.of_document(b) - limit.of_document(a) for a, b in zip(before, now, strict=True)
-    ]
+    changes = [of_document(b) - of_document(a) for a, b in zip(before, now, strict=True)]
     found = ratio(np.array(changes) * weights, weights)
     low, high = (float(x) for x in bounds(found))
     return float(found.value), _known(low), _known(high)

@@ -9,7 +9,14 @@ from headport.validate.evidence_tables import evidence_sections
 from headport.validate.report import GateResult, GreedyRun, Metric, Metrics, Report
 from headport.validate.section import Section
 
-__all__ = ["gate_texts", "headline", "report_sections", "visible"]
+__all__ = [
+    "gate_texts",
+    "headline",
+    "interval_text",
+    "number_text",
+    "report_sections",
+    "visible",
+]
 
 
 def visible(text: str) -> str:
@@ -74,16 +81,18 @@ _FORMATS = (
 )
 
 
-def _number(metric: str, value: float | None) -> str:
+def number_text(metric: str, value: float | None) -> str:
+    """A figure as tables write it; a dash where there is none."""
     if value is None:
         return "–"
     return next(form for part, form in _FORMATS if part in metric).format(value)
 
 
-def _interval(metric: str, low: float | None, high: float | None) -> str:
+def interval_text(metric: str, low: float | None, high: float | None) -> str:
+    """An interval as tables write it."""
     if low is None or high is None:
         return "–"
-    return f"{_number(metric, low)} … {_number(metric, high)}"
+    return f"{number_text(metric, low)} … {number_text(metric, high)}"
 
 
 def _gates(report: Report) -> Section:
@@ -95,8 +104,8 @@ def _gates(report: Report) -> Section:
                 gate.metric,
                 "all" if gate.slice is None else gate.slice,
                 _limit(gate),
-                _number(gate.metric, gate.value),
-                _interval(gate.metric, gate.low, gate.high),
+                number_text(gate.metric, gate.value),
+                interval_text(gate.metric, gate.low, gate.high),
                 gate.verdict,
                 _why(gate),
                 _detectable(gate),
@@ -144,8 +153,8 @@ def _regressions(report: Report) -> Section:
         tuple(
             (
                 found.metric,
-                _number(found.metric, found.baseline),
-                _number(found.metric, found.value),
+                number_text(found.metric, found.baseline),
+                number_text(found.metric, found.value),
                 "–" if found.worsening is None else f"{found.worsening:+.2e}",
                 "–" if found.low is None else f"{found.low:+.2e} … {found.high:+.2e}",
                 f"{found.margin:.2e}",
@@ -165,9 +174,9 @@ def _metrics(report: Report) -> Section:
         tuple(
             (
                 name,
-                _number(name, of_all.value),
-                _interval(name, of_all.low, of_all.high),
-                *(_number(name, getattr(metrics, name).value) for _, metrics in columns[1:]),
+                number_text(name, of_all.value),
+                interval_text(name, of_all.low, of_all.high),
+                *(number_text(name, getattr(metrics, name).value) for _, metrics in columns[1:]),
             )
             for name in names
             for of_all in [_metric(report.metrics, name)]
@@ -192,7 +201,7 @@ def _position_slices(report: Report) -> Section:
                 kind.name,
                 kind.definition,
                 str(kind.tokens_scored),
-                *(_number(name, _metric(kind.metrics, name).value) for name in _OF_POSITIONS),
+                *(number_text(name, _metric(kind.metrics, name).value) for name in _OF_POSITIONS),
             )
             for kind in report.position_slices
             if kind.tokens_scored
