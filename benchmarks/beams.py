@@ -1,6 +1,6 @@
 """Beam search against transformers: ids equal, scores within 1e-4 or a millionth, on a tiny model.
 
-`python -m benchmarks.beams [--prompts 100] [--tokens 8] [--seed 0]` runs every prompt with beams
+`python -m benchmarks.beams [--prompts 100] [--tokens 8] [--part 1/3]` runs every prompt with beams
 2 and 4, length penalty -1, 0, 1 and 2, and all three modes of early stopping, through the exported
 bundle and through `transformers.generate`. Times are not measured. A prompt whose replies differ is
 listed with both; the exit code is 1 if there is one.
@@ -8,6 +8,7 @@ listed with both; the exit code is 1 if there is one.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.tiny import head_line, prompts_of, read_options
+from benchmarks.tiny import head_line, part_of, prompts_of, read_options
 from headport.export.command import Options as ExportOptions
 from headport.export.command import export
 from headport.runtime import Generator
@@ -41,17 +42,21 @@ def main() -> int:
         export(ExportOptions(model=str(checkpoint), output=Path(folder) / "bundle"))
         model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
         with Generator(Path(folder) / "bundle", threads=1) as generator, torch.inference_mode():
-            return _compare(generator, model, prompts_of(options, 8), options.tokens)
+            return _compare(generator, model, prompts_of(options, 8), options)
 
 
-def _compare(generator: Generator, model: Any, prompts: list[list[int]], tokens: int) -> int:
+def _compare(
+    generator: Generator, model: Any, prompts: list[list[int]], options: argparse.Namespace
+) -> int:
     print(
         "| beams | length penalty | early stopping | replies | ids equal "
         "| largest \\|Δ score\\| | relative |"
     )
     print("|---|---|---|---|---|---|---|")
     wrong = 0
-    for beams, penalty, early in itertools.product(_BEAMS, _PENALTIES, _EARLY):
+    tokens = options.tokens
+    rows = itertools.product(_BEAMS, _PENALTIES, _EARLY)
+    for beams, penalty, early in part_of(rows, options.part):
         settings = {"num_beams": beams, "length_penalty": penalty, "early_stopping": early}
         equal, replies, apart, share = 0, 0, 0.0, 0.0
         for prompt in prompts:

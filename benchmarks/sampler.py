@@ -1,6 +1,6 @@
 """The runtime's sampler against PyTorch's on the same logits: the same token at every step.
 
-`python -m benchmarks.sampler [--prompts 200] [--tokens 64] [--seed 0]` continues all prompts with
+`python -m benchmarks.sampler [--prompts 200] [--tokens 64] [--part 1/2]` continues all prompts with
 each of twelve sets of parameters on a tiny random model, all of them in one batch. At every step
 the row of logits that the runtime chose from also goes to the reference sampler of `validate`:
 transformers' own processors and warpers in float64, and noise computed from the paper. Times are
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.tiny import head_line, prompts_of, read_options
+from benchmarks.tiny import head_line, part_of, prompts_of, read_options
 from headport.bundle import Bundle
 from headport.export.command import Options as ExportOptions
 from headport.export.command import export
@@ -137,7 +137,7 @@ def main() -> int:
         bundle = export(ExportOptions(model=str(checkpoint), output=Path(folder) / "bundle"))
         runner = open_runner(bundle, replace(SessionSettings(), threads=1))
         chooser = LogitsChooser(runner, "lm", IdMap.from_bundle(bundle))
-        for each in SETS:
+        for each in part_of(SETS, options.part):
             rows = _rows(bundle, prompts, each, options.tokens)
             draws, equal = _run(runner, chooser, rows, options.tokens)
             wrong += draws - equal

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -10,19 +13,28 @@ import transformers
 
 from tests.conftest import VOCAB_SIZE
 
-__all__ = ["head_line", "prompts_of", "read_options"]
+__all__ = ["head_line", "part_of", "prompts_of", "read_options"]
+
+_Row = TypeVar("_Row")
 
 
 def read_options(description: str | None, *, prompts: int, tokens: int) -> argparse.Namespace:
-    """`--prompts`, `--tokens` and `--seed`; torch then keeps to one thread."""
+    """`--prompts`, `--tokens`, `--seed`, `--part`; torch then keeps to one thread."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--prompts", type=int, default=prompts)
     parser.add_argument("--tokens", type=int, default=tokens)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", default="", metavar="A/B", help="every B-th row from the A-th on")
     torch.set_num_threads(1)
     return parser.parse_args()
+
+
+def part_of(rows: Iterable[_Row], part: str) -> Iterator[_Row]:
+    """The rows that `--part` asks for, all of them where it says nothing."""
+    first, _, step = (part or "1/1").partition("/")
+    return islice(rows, int(first) - 1, None, int(step))
 
 
 def prompts_of(options: argparse.Namespace, longest: int) -> list[list[int]]:

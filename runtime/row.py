@@ -60,7 +60,7 @@ class Row:
         """What processors and callbacks may look at before the next token."""
         return Context(
             self.prompt_token_ids,
-            self.token_ids,
+            tuple(self.token_ids),  # a callback may keep it
             self.parameters.eos_token_ids,
             self.index,
             self.sample,
