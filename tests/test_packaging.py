@@ -39,9 +39,10 @@ def test_the_wheel_holds_every_module_of_the_tree(wheel: zipfile.ZipFile) -> Non
     assert modules == expected
 
 
-def test_the_wheel_holds_the_report_schema_and_the_licence(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_its_specifications_and_the_licence(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert "headport/validate/report.schema.json" in names
+    assert "headport/runtime/SAMPLING.md" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
