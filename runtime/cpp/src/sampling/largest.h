@@ -1,0 +1,45 @@
+// Passes over a whole row, written so that compilers turn them into vector instructions.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace headport::internal {
+
+// Whether no number is NaN or infinite.
+inline bool all_finite(const float* values, std::size_t size) {
+  std::int32_t odd = 0;
+  for (std::size_t n = 0; n < size; ++n) {
+    std::int32_t bits = 0;
+    std::memcpy(&bits, values + n, sizeof bits);
+    odd |= (bits & 0x7fffffff) >= 0x7f800000 ? 1 : 0;
+  }
+  return odd == 0;
+}
+
+// The largest of some numbers, none of them NaN.
+template <typename T>
+T largest(const T* values, std::size_t size) {
+  constexpr std::size_t kLanes = 16;
+  T best[kLanes];
+  std::fill(best, best + kLanes, values[0]);
+  std::size_t n = 0;
+  for (; n + kLanes <= size; n += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      best[lane] = best[lane] < values[n + lane] ? values[n + lane] : best[lane];
+    }
+  }
+  T found = *std::max_element(best, best + kLanes);
+  for (; n < size; ++n) found = std::max(found, values[n]);
+  return found;
+}
+
+// The place of the largest, of equal ones the first.
+template <typename T>
+std::size_t argmax(const T* values, std::size_t size) {
+  const T best = largest(values, size);
+  return static_cast<std::size_t>(std::find(values, values + size, best) - values);
+}
+
+}  // namespace headport::internal

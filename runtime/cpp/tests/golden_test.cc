@@ -1,0 +1,141 @@
+// The golden vectors that Python's sampler passes, all of them: `golden_test sampler.json`.
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "check.h"
+#include "error.h"
+#include "sampling/filters.h"
+#include "sampling/noise.h"
+#include "sampling/sampler.h"
+
+namespace headport::internal {
+namespace {
+
+using nlohmann::json;
+
+Ids ids_of(const json& value) { return value.get<Ids>(); }
+
+Sampling sampling_of(const json& options) {
+  Sampling found;
+  for (const auto& [name, value] : options.items()) {
+    if (name == "temperature") found.temperature = value;
+    else if (name == "top_k") found.top_k = value;
+    else if (name == "top_p") found.top_p = value;
+    else if (name == "min_p") found.min_p = value;
+    else if (name == "typical_p") found.typical_p = value;
+    else if (name == "epsilon_cutoff") found.epsilon_cutoff = value;
+    else if (name == "eta_cutoff") found.eta_cutoff = value;
+    else if (name == "repetition_penalty") found.repetition_penalty = value;
+    else if (name == "presence_penalty") found.presence_penalty = value;
+    else if (name == "frequency_penalty") found.frequency_penalty = value;
+    else if (name == "no_repeat_ngram_size") found.no_repeat_ngram_size = value;
+    else if (name == "min_length") found.min_length = value;
+    else if (name == "min_new_tokens") found.min_new_tokens = value;
+    else if (name == "allowed") found.allowed_ids = ids_of(value);
+    else if (name == "suppress_tokens") found.suppress_tokens = ids_of(value);
+    else if (name == "begin_suppress_tokens") found.begin_suppress_tokens = ids_of(value);
+    else if (name == "bad_words") {
+      for (const json& words : value) found.bad_words.push_back(ids_of(words));
+    } else if (name == "logit_bias") {
+      for (const json& pair : value) {
+        found.logit_bias.emplace_back(ids_of(pair[0]), pair[1].get<double>());
+      }
+      unite_equal_sequences(found.logit_bias);
+    } else {
+      CHECK_NAMED(false, "unknown option " + name);
+    }
+  }
+  return found;
+}
+
+std::vector<float> floats_of(const json& values) { return values.get<std::vector<float>>(); }
+
+void check_row(const json& row, const Columns& columns, Sampler& sampler) {
+  const std::string name = row["name"];
+  const auto logits = floats_of(row["logits"]);
+  const Sampling sampling = sampling_of(row["options"]);
+  const Ids prompt = ids_of(row["prompt"]), tokens = ids_of(row["tokens"]), ends = ids_of(row["eos"]);
+  const Context context{prompt, tokens, ends};
+  const std::vector<double> scores = sampler.process(logits.data(), sampling, context);
+  for (std::size_t n = 0; n < scores.size(); ++n) {
+    const json& wanted = row["scores"][n];
+    CHECK_NAMED(wanted.is_null() == std::isinf(scores[n]), name);
+    if (wanted.is_null()) continue;
+    const double value = wanted;
+    CHECK_NAMED(std::abs(scores[n] - value) <= 1e-6 + 1e-6 * std::abs(value), name);
+  }
+  const Ids kept = ids_of(row["kept"]);
+  if (kept.empty()) {
+    bool refused = false;
+    try {
+      sampler.choose(logits.data(), sampling, {}, context);
+    } catch (const Error& error) {
+      refused = error.status() == HEADPORT_REQUEST_ERROR;
+    }
+    CHECK_NAMED(refused, name);
+    return;
+  }
+  if (row.contains("greedy")) {
+    CHECK_NAMED(sampler.choose(logits.data(), sampling, {}, context) == row["greedy"], name);
+    return;
+  }
+  for (const json& draw : row["draws"]) {
+    const NoiseKey key{draw[0], draw[1], draw[2]};
+    CHECK_NAMED(sampler.choose(logits.data(), sampling, key, context) == draw[3], name);
+    if (filtering(sampling)) CHECK_NAMED(sampler.kept().ids == kept, name);
+  }
+  CHECK_NAMED(columns.size() == logits.size(), name);
+}
+
+void check_noise(const json& vector) {
+  const NoiseKey key{vector["seed"], vector["step"], vector["sample"]};
+  const std::uint32_t bits = draw_bits(key, vector["id"]);
+  CHECK(bits == vector["bits"].get<std::uint32_t>());
+  CHECK(std::abs(gumbel(bits) - vector["g"].get<double>()) <= 1e-12);
+}
+
+void check_generation(const json& wanted, const std::vector<std::vector<float>>& table,
+                      Sampler& sampler) {
+  const Sampling sampling = sampling_of(wanted["options"]);
+  const Ids prompt = ids_of(wanted["prompt"]), ends = ids_of(wanted["eos"]);
+  const std::size_t limit = wanted["limit"];
+  Ids tokens;
+  auto ended = [&] {
+    return !tokens.empty() && std::find(ends.begin(), ends.end(), tokens.back()) != ends.end();
+  };
+  while (tokens.size() < limit && !ended()) {
+    const NoiseKey key{wanted.value("seed", std::uint64_t{0}), tokens.size(), 0};
+    const std::int64_t last = tokens.empty() ? prompt.back() : tokens.back();
+    const auto& logits = table[static_cast<std::size_t>(last)];
+    tokens.push_back(sampler.choose(logits.data(), sampling, key, {prompt, tokens, ends}));
+  }
+  CHECK_NAMED(tokens == ids_of(wanted["tokens"]), wanted["options"].dump());
+}
+
+void run(const char* file) {
+  std::ifstream stream(file);
+  const json vectors = json::parse(stream);
+  const Columns columns(vectors["table"].size());
+  Sampler sampler(columns);
+  std::vector<std::vector<float>> table;
+  for (const json& row : vectors["table"]) table.push_back(floats_of(row));
+  for (const json& row : vectors["rows"]) check_row(row, columns, sampler);
+  for (const json& noise : vectors["noise"]) check_noise(noise);
+  for (const json& each : vectors["generations"]) check_generation(each, table, sampler);
+  std::printf("%zu rows, %zu draws of noise, %zu generations\n", vectors["rows"].size(),
+              vectors["noise"].size(), vectors["generations"].size());
+}
+
+}  // namespace
+}  // namespace headport::internal
+
+int main(int count, char** arguments) {
+  if (count != 2) {
+    std::fprintf(stderr, "usage: golden_test sampler.json\n");
+    return 2;
+  }
+  headport::internal::run(arguments[1]);
+  return headport::test::result();
+}
