@@ -69,8 +69,8 @@ class FlipCounts:
         """
         reference, candidate = logits
         best, chosen = reference.argmax(axis=1), candidate.argmax(axis=1)
-        for row in range(-self._positions % _NOISE_EVERY, len(at), _NOISE_EVERY):
-            self._noise.append(_rms(reference[row], candidate[row]))
+        for sampled in range(-self._positions % _NOISE_EVERY, len(at), _NOISE_EVERY):
+            self._noise.append(_rms(reference[sampled], candidate[sampled]))
         self._positions += len(at)
         for row in np.flatnonzero(best != chosen):
             z = reference[row]

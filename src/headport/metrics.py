@@ -160,8 +160,8 @@ def _score_block(z: Float32, c: Float32, targets: Int64, bound: Float64) -> RowS
             for kind in kinds:
                 rows = terms == kind
                 some = _close_rows(z[rows], delta[rows], targets[rows], error[rows], int(kind))
-                for values, value in zip(found, some, strict=True):
-                    values[rows] = value
+                for all_values, own_values in zip(found, some, strict=True):
+                    all_values[rows] = own_values
     for row in np.flatnonzero(~(error <= _SERIES_LIMIT)):  # NaN included
         exact = _distant_row(z[row], c[row], targets[row])
         for values, value in zip(found, exact, strict=True):
