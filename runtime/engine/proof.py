@@ -2,13 +2,18 @@
 
 A builder that widens INT8 to FP16 says nothing; the plan is then as large as before and the kernel
 as slow. A plan cannot be opened without its GPU, but it is a file, and constants lie in it as they
-are.
+are, by rows or by columns.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 from headport.bundle import Bundle
 from headport.engines import WeightProof
@@ -21,6 +26,7 @@ __all__ = ["check_proofs", "prove_weights"]
 _WINDOW_BYTES = 64  # looked for first
 _SEARCHED_BYTES = 1 << 20  # for the window that tells most
 _NARROW = ("int8", "int4", "float8e4m3fn")  # what a builder could widen
+_HALF_BYTES = ("int4", "uint4")  # two to a byte, the first one low
 
 
 def prove_weights(bundle: Bundle, graph: str, plan: Path, *, merged: bool) -> list[WeightProof]:
@@ -41,20 +47,38 @@ def prove_weights(bundle: Bundle, graph: str, plan: Path, *, merged: bool) -> li
 
 
 def _prove(bundle: Bundle, weight: Tensor, plan: Path) -> WeightProof:
-    elements = 1
-    for size in weight.shape:
-        elements *= size
     with bundle.file(weight.file).open("rb") as stream:
         stream.seek(weight.offset)
         stored = stream.read(weight.length)
+    layouts: dict[Literal["rows", "columns"], Callable[[], bytes]] = {
+        "rows": lambda: stored,
+        "columns": lambda: _by_columns(stored, weight),
+    }
+    found = next((name for name, data in layouts.items() if _holds(plan, data())), None)
+    elements = math.prod(weight.shape)
     return WeightProof(
         weight=weight.name,
         dtype=weight.dtype,
         elements=elements,
         stored_bytes=weight.length,
         plan_bytes_per_element=plan.stat().st_size / elements,
-        found=_holds(plan, stored),
+        found=found is not None,
+        layout=found,
     )
+
+
+def _by_columns(stored: bytes, weight: Tensor) -> bytes:
+    """The same numbers with the inputs first, as a builder lays a product's second factor out."""
+    V, H = weight.shape
+    if weight.dtype not in _HALF_BYTES:
+        width = len(stored) // (V * H)
+        matrix = np.frombuffer(stored, f"V{width}").reshape(V, H)
+        return np.ascontiguousarray(matrix.T).tobytes()
+    pairs = np.frombuffer(stored, np.uint8)
+    flat = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)[: V * H]
+    turned = np.ascontiguousarray(flat.reshape(V, H).T).reshape(-1)
+    turned = np.pad(turned, (0, turned.size % 2))
+    return (turned[::2] | (turned[1::2] << 4)).tobytes()
 
 
 def _holds(plan: Path, stored: bytes) -> bool:

@@ -1,11 +1,13 @@
 """The process that builds one plan: `python -m headport.runtime.engine.worker REQUEST ANSWER`.
 
 A builder may abort, hang or grow without bound; in a process of its own that costs a plan and not
-the command.
+the command. The libraries put outputs in the order of their addresses, so the process runs with the
+same addresses each time: the same file then gives the same plan.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -23,6 +25,7 @@ from headport.runtime.engine.request import BuildAnswer, BuildRequest
 __all__ = ["build_apart"]
 
 _POLL_SECONDS = 0.1
+_ASK, _NO_RANDOMISATION = 0xFFFFFFFF, 0x0040000  # of personality(2)
 
 
 def build_apart(
@@ -40,26 +43,38 @@ def build_apart(
         EngineError: If the process was ended, or ended without an answer.
     """
     asked, answered, said = (folder / n for n in ("request.json", "answer.json", "said.txt"))
-    asked.write_bytes(msgspec.json.encode(request))
+    model = Path(request.model)
+    made = model.with_name(f"{model.name}.plan")
+    # Names of one length wherever the bundle lies: they too move addresses.
+    told = msgspec.structs.replace(request, model=model.name, plan=made.name)
+    asked.write_bytes(msgspec.json.encode(told))
     answered.unlink(missing_ok=True)
     command = [sys.executable, "-m", __spec__.name, str(asked), str(answered)]
-    what = Path(request.model).name
-    with said.open("wb") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, env=os.environ)
-        try:
-            why = _watch(process, timeout_s, memory_bytes)
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-    if why is not None:
-        raise EngineError(f"building a plan of {what} was ended: {why}")
-    if process.returncode != 0 or not answered.is_file():
-        raise EngineError(
-            f"the process that builds a plan of {what} ended {_way(process.returncode)}: "
-            f"{_tail(said)}"
-        )
-    return msgspec.json.decode(answered.read_bytes(), type=BuildAnswer)
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    try:
+        with said.open("wb") as stream:
+            process = subprocess.Popen(
+                command, stdout=stream, stderr=stream, env=environment, cwd=model.parent
+            )
+            try:
+                why = _watch(process, timeout_s, memory_bytes)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+        if why is not None:
+            raise EngineError(f"building a plan of {model.name} was ended: {why}")
+        if process.returncode != 0 or not answered.is_file():
+            raise EngineError(
+                f"the process that builds a plan of {model.name} ended {_way(process.returncode)}: "
+                f"{_tail(said)}"
+            )
+        answer = msgspec.json.decode(answered.read_bytes(), type=BuildAnswer)
+        if answer.error is None:
+            made.replace(request.plan)
+        return answer
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def _watch(
@@ -97,6 +112,17 @@ def _tail(file: Path) -> str:
     return " / ".join(text.splitlines()[-3:]) or "it said nothing"
 
 
+def _settle_addresses() -> None:
+    """Start this process anew without address space randomisation, where the system allows it."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    old = libc.personality(_ASK)
+    if old == -1 or old & _NO_RANDOMISATION or libc.personality(old | _NO_RANDOMISATION) == -1:
+        return
+    os.execv(sys.executable, [sys.executable, "-m", __spec__.name, *sys.argv[1:]])
+
+
 def _main(asked: Path, answered: Path) -> None:
     request = msgspec.json.decode(asked.read_bytes(), type=BuildRequest)
     answer = build_plan(load_backend(request.backend), request)
@@ -104,4 +130,5 @@ def _main(asked: Path, answered: Path) -> None:
 
 
 if __name__ == "__main__":
+    _settle_addresses()
     _main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -62,7 +62,8 @@ class WeightProof(_Strict, frozen=True):
     elements: int
     stored_bytes: int
     plan_bytes_per_element: float  # of the whole plan, which also holds kernels and other weights
-    found: bool  # the plan holds exactly the stored bytes
+    found: bool  # the plan holds exactly the stored values
+    layout: Literal["rows", "columns"] | None  # in which order it holds them
 
 
 class EngineRecord(_Strict, frozen=True):
