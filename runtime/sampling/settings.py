@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -49,13 +50,14 @@ class FixedIds:
     """The same allowed tokens at every step."""
 
     token_ids: tuple[int, ...]
-    _found: list[Int64] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _array(self) -> Int64:
+        return np.array(self.token_ids, np.int64)
 
     def __call__(self, _: Context) -> Int64:
-        """The ids, as one array that is made once."""
-        if not self._found:
-            self._found.append(np.array(self.token_ids, np.int64))
-        return self._found[0]
+        """The ids."""
+        return self._array
 
 
 @dataclass(frozen=True)

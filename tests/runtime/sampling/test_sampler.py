@@ -16,7 +16,7 @@ from headport.runtime.sampling.filters import (
 )
 from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel
 from headport.runtime.sampling.sampler import choose, faults
-from headport.runtime.sampling.settings import Sampling
+from headport.runtime.sampling.settings import Context, Sampling
 
 KEY = NoiseKey(seed=7, step=0)
 
@@ -169,11 +169,17 @@ def test_filters_do_not_move_the_noise():
         Sampling(0.7, 50),
         Sampling(0.7, 0, 0.9),
         Sampling(1.3, 40, 0.9, 0.05),
+        Sampling(1.0, typical_p=0.5),
+        Sampling(1.3, epsilon_cutoff=0.1, eta_cutoff=0.2),
+        Sampling(0.7, repetition_penalty=1.3, frequency_penalty=0.5, no_repeat_ngram_size=9),
+        Sampling(logit_bias=(((0,), 1.0),), bad_words=((0, 0, 0),), min_new_tokens=1),
     ],
+    ids=str,
 )
 def test_any_vocabulary_size(size, sampling):
     row = np.random.default_rng(size).normal(size=size).astype(np.float32)
-    assert 0 <= choose(row, np.arange(size), sampling, KEY) < size
+    past = Context((0, size - 1, size + 5), (0,))  # ids beyond the head's columns are skipped
+    assert 0 <= choose(row, np.arange(size), sampling, KEY, past) < size
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
