@@ -20,6 +20,7 @@ from headport.device_runner import DeviceRunner
 from headport.errors import BundleError, UsageError
 from headport.heads import Candidates, HeadOutput, QuantisedLogits
 from headport.in_place_slots import InPlaceSlots
+from headport.lazy_memory import lazy_zeros
 from headport.portable_slots import PortableSlots
 from headport.providers import PROVIDERS, find_provider
 from headport.session import Binding, SessionSettings
@@ -114,7 +115,7 @@ class PortableRunner(SessionRunner):
     def new_slots(self, count: int, capacity: int) -> PortableSlots:
         """Slots for sequences that come and go; see `headport.slots`."""
         buffers = {
-            p.name: np.zeros(
+            p.name: lazy_zeros(
                 self._cache_shape(p.shape, count, capacity), self._backbone.dtype(p.name)
             )
             for p in self._past
@@ -191,8 +192,13 @@ class InPlaceRunner(SessionRunner):
     """
 
     def new_cache(self, batch_size: int, capacity: int) -> _FixedCache:
+        return self._new_cache(batch_size, capacity, np.zeros)
+
+    def _new_cache(
+        self, batch_size: int, capacity: int, zeros: Callable[..., Array]
+    ) -> _FixedCache:
         buffers = {
-            p.name: np.zeros(
+            p.name: zeros(
                 self._cache_shape(p.shape, batch_size, cache_slots(capacity)),
                 self._backbone.dtype(p.name),
             )
@@ -217,7 +223,7 @@ class InPlaceRunner(SessionRunner):
 
     def new_slots(self, count: int, capacity: int) -> InPlaceSlots:
         """Slots for sequences that come and go; see `headport.slots`."""
-        cache = self.new_cache(count, capacity)
+        cache = self._new_cache(count, capacity, lazy_zeros)
         arrays = {id(b): b.nbytes for buffers in cache.sets for b in buffers.values()}
         return InPlaceSlots(cache, sum(arrays.values()), partial(self._step, cache))
 
