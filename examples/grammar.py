@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
-from headport.runtime import Generator
-from headport.runtime.sampling.settings import Context
+from headport.runtime import Context, Generator
 
 __all__ = ["Grammar", "main"]
 

@@ -6,11 +6,15 @@ Needs neither torch nor transformers nor onnx.
 from headport.runtime.async_generator import AsyncGenerator, AsyncTokenStream
 from headport.runtime.generator import Generator
 from headport.runtime.results import Generation, Score, Stats, Token
+from headport.runtime.sampling.choice import Choice, TopLogprob
+from headport.runtime.sampling.settings import Context
 from headport.runtime.submission import Submission, TokenStream
 
 __all__ = [
     "AsyncGenerator",
     "AsyncTokenStream",
+    "Choice",
+    "Context",
     "Generation",
     "Generator",
     "Score",
@@ -18,4 +22,5 @@ __all__ = [
     "Submission",
     "Token",
     "TokenStream",
+    "TopLogprob",
 ]
