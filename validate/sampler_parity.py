@@ -33,6 +33,8 @@ _PAST: dict[str, Any] = {
     "reply": (9, 9, 2, 4, 9),
     "eos_token_ids": (3, 17),
 }
+# Logits that make what the past holds likely, so that rules about it matter in any vocabulary.
+_LIKELY = (((6,), 12.0), ((9,), 11.0), ((4,), 10.5), ((2,), 10.0), ((11,), 10.0))
 GRID = (
     SamplingCase(0.0),
     SamplingCase(0.3),
@@ -56,11 +58,12 @@ GRID = (
     SamplingCase(1.4, top_k=50, top_p=0.98, typical_p=0.9, epsilon_cutoff=1e-3, eta_cutoff=1e-3),
     SamplingCase(0.0, repetition_penalty=3.0, **_PAST),
     SamplingCase(1.0, repetition_penalty=0.6, **_PAST),
-    SamplingCase(1.0, presence_penalty=3.0, frequency_penalty=-2.0, **_PAST),
+    SamplingCase(1.0, presence_penalty=3.0, frequency_penalty=-2.0, logit_bias=_LIKELY, **_PAST),
     SamplingCase(0.9, repetition_penalty=1.3, frequency_penalty=1.0, top_p=0.9, **_PAST),
     SamplingCase(1.0, logit_bias=(((5,), 8.0), ((9, 6), 9.0), ((9, 7, 8), 20.0)), **_PAST),
-    SamplingCase(1.0, no_repeat_ngram_size=2, top_k=9, **_PAST),
-    SamplingCase(0.0, bad_words=((2, 9, 1), (9, 6), (3,)), no_repeat_ngram_size=1, **_PAST),
+    SamplingCase(1.0, no_repeat_ngram_size=2, top_k=9, logit_bias=_LIKELY, **_PAST),
+    SamplingCase(1.0, bad_words=((2, 9, 1), (9, 6), (3,)), logit_bias=_LIKELY, **_PAST),
+    SamplingCase(0.0, no_repeat_ngram_size=1, logit_bias=_LIKELY, **_PAST),
     SamplingCase(1.0, min_new_tokens=9, logit_bias=(((3,), 30.0),), **_PAST),
     SamplingCase(1.0, allowed=(1, 2, 3, 9, 11, 40), repetition_penalty=1.5, **_PAST),
     SamplingCase(1.0, suppress_tokens=tuple(range(0, 90, 2)), begin_suppress_tokens=(1, 3)),
