@@ -20,7 +20,7 @@ from headport.quantize.prune.tokens import TokenTable, read_tokens
 from tests.quantize.prune.tokenizers_of import CHAT, KINDS, LINES, byte_level
 from tests.quantize.prune.toys import tokenizer_bundle
 
-SHARES = (0.0, 0.3, 0.7)  # of the tokens that are not always kept
+SHARES = (0.0, 0.4)  # of the tokens that are not always kept
 
 
 @functools.cache
@@ -93,7 +93,7 @@ TEXTS = st.lists(
 def test_any_text_reads_back_and_kept_tokens_stay(folder: Path, kind: str, share: float) -> None:
     pair = _pair(folder, kind, share)
 
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
     @example("\x00\x1f\x7f\u0085\u200b\u2028\ufeff\U0010ffff")
     @example("中文 العربية עברית हिन्दी ไทย ქართული Ελληνικά")
     @given(TEXTS)
@@ -128,7 +128,7 @@ def test_every_kept_token_is_reached_as_before(folder: Path, kind: str, share: f
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_have_no_gaps_and_keep_their_order(folder: Path, kind: str) -> None:
-    pair = _pair(folder, kind, 0.3)
+    pair = _pair(folder, kind, 0.4)
     found = pair.after.get_vocab(with_added_tokens=True)
     assert sorted(found.values()) == list(range(len(pair.kept)))
     assert found == {pair.before.pieces[int(old)]: new for new, old in enumerate(pair.kept)}
@@ -144,7 +144,7 @@ def test_keeping_everything_changes_no_number(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_pruning_twice_is_pruning_once(folder: Path, kind: str) -> None:
     pair = _pair(folder, kind, 0.7)
-    small = _pair(folder, kind, 0.3)  # its tokens were drawn from the same permutation
+    small = _pair(folder, kind, 0.4)  # its tokens were drawn from the same permutation
     assert set(small.kept) <= set(pair.kept)
     table = TokenTable.parse(rewrite_tokenizer(pair.before, pair.kept).encode())
     places = np.array([pair.numbers[int(i)] for i in small.kept])

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from headport.bundle import Bundle, draft_bundle
@@ -55,6 +56,19 @@ def tokenizer_bundle(folder: Path, tokenizer: Tokenizer, **files: Any) -> Bundle
     return Bundle(folder, manifest(vocabulary=vocabulary, defaults=defaults))
 
 
+def _backbone(embedding: np.ndarray) -> ir.Model:
+    """A lookup whose rows are not the graph's output themselves, as in any model."""
+    model = lookup_backbone(embedding)
+    [rows] = model.graph.outputs
+    rows.name = "rows"
+    node = ir.node("Identity", [rows])
+    [hidden] = node.outputs
+    hidden.name, hidden.type, hidden.shape = "hidden_states", rows.type, rows.shape
+    model.graph.append(node)
+    model.graph.outputs[:] = [hidden]
+    return model
+
+
 def write_bundle(
     output: Path,
     tokenizer: Tokenizer,
@@ -79,7 +93,7 @@ def write_bundle(
     embedding = weight if tied else rng.normal(size=(V, width)).astype(dtype)
     b = rng.normal(size=V).astype(np.float32) if bias else None
     graphs = {
-        "backbone": lookup_backbone(embedding),
+        "backbone": _backbone(embedding),
         "head.lm": head_graph(weight, b, scale, softcap),
     }
     head = Head(
