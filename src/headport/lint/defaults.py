@@ -77,15 +77,15 @@ def _head_rows(bundle: Bundle, head: Head) -> npt.NDArray[np.float64] | None:
     entry, name = head_weight(bundle.manifest, head)
     if len(entry.shape) != 2:
         return None
-    rows = read_tensor(bundle, entry)[:_ROWS].astype(np.float64)
-    if entry.dtype not in _SCALED:
-        return rows
     try:
+        rows = read_tensor(bundle, entry)[:_ROWS].astype(np.float64)
+        if entry.dtype not in _SCALED:
+            return rows
         stem = name.rsplit(".", 1)[0]
         scale = find_tensor(bundle.manifest, head.graph, f"{stem}.scale")
-    except BundleError:
+        steps = read_tensor(bundle, scale)[:_ROWS].astype(np.float64).reshape(len(rows), -1)
+    except (BundleError, ValueError):  # a ledger that does not fit its file is another rule's
         return None
-    steps = read_tensor(bundle, scale)[:_ROWS].astype(np.float64).reshape(len(rows), -1)
     block = head.quantization.block if head.quantization else None
     return rows * np.repeat(steps, block or rows.shape[1], axis=1)[:, : rows.shape[1]]
 

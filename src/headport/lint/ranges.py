@@ -34,7 +34,7 @@ _MARGIN = 4.0  # other texts may give values this much larger
 _WINDOW = 512  # tokens that see each other
 _PREFIX = "headport.range."
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_MASKS = ("Where",)  # they put the lowest number of float16 in on purpose
+_MASKS = ("Where", "CastLike", "Constant")  # the lowest number of float16, on purpose
 
 
 def find_overflows(
