@@ -117,17 +117,21 @@ class CandidateChooser:
         """What candidates decide: a token, an error that ends the row, or None."""
         plain: dict[int, _Asked] = {}
         noisy: dict[int, _Asked] = {}
+        failed: dict[int, int | HeadportError | None] = {}
         for n, each in draws.items():
             if needs_all(each.sampling):
                 continue
             plan = None
             if processing(each.sampling):
-                plan = plan_row(self.ids.ids, each.sampling, each.context)
+                try:
+                    plan = plan_row(self.ids.ids, each.sampling, each.context)
+                except HeadportError as error:
+                    failed[n] = error
                 if plan is None:
                     continue
             asked = noisy if wants_noise(each.sampling) else plain
             asked[n] = _Asked(each, hidden[n], plan)
-        return self._by_noise(noisy, {}) | self._by_bound(plain)
+        return failed | self._by_noise(noisy, {}) | self._by_bound(plain)
 
     def _by_bound(self, asked: dict[int, _Asked]) -> dict[int, int | HeadportError | None]:
         found: dict[int, int | HeadportError | None] = {}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headport.errors import BundleError, NonFiniteError
+from headport.errors import BundleError, NonFiniteError, RequestError
 
 MODES = {
     "greedy": {},
@@ -95,6 +95,23 @@ def test_likelihoods_take_all_logits_and_leave_the_counts(make):
         assert one == other and one.top_logprobs[0].token_id == one.token_id
     assert exact.stats.certified == 5 and exact.stats.fallbacks == 0
     assert exact._runner.full_rows == 5
+
+
+@pytest.mark.parametrize(
+    ("allowed", "message"),
+    [
+        (lambda context: np.ones(5, bool), "a mask over the vocabulary"),
+        (lambda context: [], "allows no token"),
+        (lambda context: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_callback_that_fails_ends_its_request_alone(make, allowed, message):
+    generator = make(count=60)
+    broken = generator.submit(["ab"], allowed=allowed, max_new_tokens=20)
+    other = generator.submit(["ab"], max_new_tokens=20, eos_token_id=())
+    with pytest.raises(RequestError, match=message):
+        broken.result()
+    assert other.result()[0].token_ids == tokens(make())[0]
 
 
 def test_counts_go_to_their_mode(make):
