@@ -13,6 +13,7 @@ from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.runtime.generator import Generator
 from headport.runtime.parameters import Options as Request
 from headport.runtime.results import Generation
+from headport.runtime.scheduling.capacity import MOST_SLOTS
 
 __all__ = ["SUMMARY", "Options", "generate", "run"]
 
@@ -97,6 +98,7 @@ def generate(options: Options) -> tuple[list[Generation], dict[str, Any]]:
         cpu_fallback=options.cpu_fallback,
         ignore=options.ignore,
         exact=_EXACT[options.exact],
+        slots=min(max(1, options.n or 1), MOST_SLOTS),
     )
     prompt: str | list[int] = options.prompt
     if options.chat:

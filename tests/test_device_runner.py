@@ -161,3 +161,29 @@ def test_a_cpu_bundle_is_not_for_a_gpu(tmp_path: Path) -> None:
     found = lower(Options(bundle=source.path, output=tmp_path / "b", target="ort-cpu"))
     with pytest.raises(UsageError, match=r"lowered to ort-cpu, which CUDAExecution.* cannot run"):
         open_runner(found, SessionSettings(provider="cuda"))
+
+
+def test_slots_answer_as_rows_alone(runner: DeviceRunner) -> None:
+    slots = runner.new_slots(3, CONTEXT)
+    assert slots.divisible and not slots.movable and slots.nbytes > 0
+    found: dict[int, list[np.ndarray]] = {1: [], 2: []}
+
+    def feed(rows: dict[int, int]) -> None:
+        held, width = slots.lengths.copy(), max(rows.values())
+        ids = np.zeros((len(rows), width), np.int64)
+        for n, (row, new) in enumerate(rows.items()):
+            ids[n, :new] = IDS[row, held[row] : held[row] + new]
+        hidden = slots.forward(list(rows), ids, np.array(list(rows.values())))
+        for n, (row, new) in enumerate(rows.items()):
+            found[row].append(hidden[n, :new])
+
+    for step in ({1: 5}, {1: 1}, {2: 3}, {1: 1, 2: 1}, {1: 2, 2: 3}, {2: 1}):
+        feed(step)
+    assert slots.lengths.tolist() == [0, 9, 8]
+    for row, parts in found.items():
+        states = np.concatenate(parts)
+        np.testing.assert_allclose(states, _alone(runner, row, len(states)), atol=TOLERANCE)
+    slots.cut(1, 3)
+    found[1].clear()
+    feed({1: 4})
+    np.testing.assert_allclose(found[1][0], _alone(runner, 1, 7)[3:], atol=TOLERANCE)
