@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from headport.runtime.sampling.sampler import choose
 from headport.runtime.sampling.settings import Sampling
 from tests.validate.planted.row import Row
 
-__all__ = ["ROWS", "last_tie"]
+__all__ = ["PROCESSORS", "ROWS", "last_tie"]
 
 
 def _order(logits: Any, ids: Any, s: Sampling, key: NoiseKey) -> int:
@@ -83,4 +84,36 @@ ROWS = (
     _row("filters not heeded", _no_filter, "top_"),
     _row("min-p dropped", _no_min_p, "min_p"),
     _row("tie to the highest id", last_tie, "greedy"),
+)
+
+
+def _drop(**neutral: Any) -> Any:
+    """The sampler is asked for something and does as if it were not."""
+    return lambda asked: replace(asked, **neutral)
+
+
+def _double(asked: Sampling) -> Sampling:
+    return replace(asked, repetition_penalty=asked.repetition_penalty**2)
+
+
+def _exchange(asked: Sampling) -> Sampling:
+    return replace(
+        asked,
+        presence_penalty=asked.frequency_penalty,
+        frequency_penalty=asked.presence_penalty,
+    )
+
+
+# Faults of what changes scores before the filters; `plant` maps the settings asked for to those
+# that are heeded.
+PROCESSORS = (
+    _row("repetition penalty dropped", _drop(repetition_penalty=1.0), "repetition_penalty"),
+    _row("repetition penalty applied twice", _double, "repetition_penalty"),
+    _row("presence and frequency exchanged", _exchange, "presence_penalty"),
+    _row("bias dropped", _drop(logit_bias=()), "logit_bias"),
+    _row("repeated n-grams let through", _drop(no_repeat_ngram_size=0), "no_repeat_ngram_size"),
+    _row("bad words let through", _drop(bad_words=()), "bad_words"),
+    _row("end of text before its time", _drop(min_new_tokens=0), "min_new_tokens"),
+    _row("allowed tokens not heeded", _drop(allowed=None), "allowed"),
+    _row("suppressed tokens let through", _drop(suppress_tokens=()), "suppress_tokens"),
 )

@@ -26,8 +26,8 @@ def table() -> str:
 
 
 def _cells() -> Iterator[tuple[str, ...]]:
-    kinds = (files, quantised, running, samplers, tokenizers)
-    for row in (row for kind in kinds for row in kind.ROWS):
+    kinds = (files.ROWS, quantised.ROWS, running.ROWS, samplers.ROWS, samplers.PROCESSORS)
+    for row in (row for rows in (*kinds, tokenizers.ROWS) for row in rows):
         yield row.fault, row.where, _gates(row), _part(row)
 
 

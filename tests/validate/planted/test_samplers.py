@@ -10,7 +10,7 @@ import pytest
 
 from headport.runtime.sampling.filters import FILTERS
 from headport.runtime.sampling.noise import NoiseKey
-from headport.runtime.sampling.sampler import process
+from headport.runtime.sampling.sampler import choose, process
 from headport.runtime.sampling.settings import Sampling
 from headport.validate import sampler_parity as samplers
 from headport.validate.candidate import Candidate
@@ -19,7 +19,7 @@ from headport.validate.sampler_parity import sampler_parity
 from headport.validate.wire import SamplingCase
 from tests.validate.planted.conftest import materials_of
 from tests.validate.planted.row import Row
-from tests.validate.planted.samplers import ROWS, last_tie
+from tests.validate.planted.samplers import PROCESSORS, ROWS, last_tie
 
 
 def parity(candidate: Candidate, texts: Any, reference: Any) -> Any:
@@ -63,6 +63,29 @@ def test_a_fault_of_the_sampler(
     assert found.verdict == "failed"
     differing = [case.parameters for case in found.cases if case.first_difference]
     assert any(row.part in parameters for parameters in differing), differing
+
+
+@pytest.mark.parametrize("row", PROCESSORS, ids=lambda row: row.fault)
+def test_a_fault_of_what_changes_scores(
+    row: Row,
+    llama: Candidate,
+    texts: Any,
+    reference_of: Any,
+    tiny_llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def draw(logits: Any, case: SamplingCase, key: tuple[int, int, int]) -> int:
+        ids = np.arange(len(logits), dtype=np.int64)
+        heeded = row.plant(samplers.sampling_of(case))
+        return choose(logits, ids, heeded, NoiseKey(*key), samplers.context_of(case))
+
+    keep = samplers.RUNTIMES["python"][1]
+    monkeypatch.setitem(samplers.RUNTIMES, "python", (draw, keep))
+    monkeypatch.setattr(samplers, "_FREE_DRAWS", 50)
+    found = parity(llama, texts, reference_of(tiny_llama))
+    assert found.verdict == "failed"
+    differing = [case.parameters for case in found.cases if case.first_difference]
+    assert differing and all(row.part in parameters for parameters in differing), differing
 
 
 class _Tied:
