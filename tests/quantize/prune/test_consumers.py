@@ -107,6 +107,37 @@ def test_requests_name_original_ids(toy: Bundle, small: dict[str, Bundle]) -> No
     assert np.isposinf(score.nll[1]) and np.isfinite(score.nll[2])
 
 
+def _requests(kept: np.ndarray) -> list[dict[str, Any]]:
+    """One request for every option that names tokens or looks at those before.
+
+    Beams are left out: they add up probabilities, which a pruned head shares among fewer tokens.
+    """
+    some = [int(i) for i in kept[-60:]]
+    sampled: dict[str, Any] = {"temperature": 1.3, "seed": 11}
+    return [
+        sampled | {"top_k": 9, "repetition_penalty": 1.4},
+        sampled | {"top_p": 0.8, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+        sampled | {"min_p": 0.02, "typical_p": 0.9, "epsilon_cutoff": 1e-3, "eta_cutoff": 1e-3},
+        {"no_repeat_ngram_size": 1, "suppress_tokens": some[:40]},
+        {"bad_words": [[some[0]], some[1:3]], "begin_suppress_tokens": some},
+        {"logit_bias": {some[0]: 25.0, 3: 1.0}, "eos_token_id": some[0], "min_new_tokens": 3},
+        {"logprobs": 4},
+    ]
+
+
+@pytest.mark.parametrize("certified", [False, True])
+def test_a_pruned_head_is_the_whole_one_restricted_to_its_tokens(
+    toy: Bundle, small: dict[str, Bundle], tmp_path: Path, certified: bool
+) -> None:
+    cut = small["output"]
+    kept = np.load(cut.path / "vocab_map.npy")
+    runs = Generator(toy.path), Generator((_certified(cut, tmp_path) if certified else cut).path)
+    for request in _requests(kept):
+        wanted = runs[0].generate(PROMPT, max_new_tokens=5, allowed=kept.tolist(), **request)
+        found = runs[1].generate(PROMPT, max_new_tokens=5, **request)
+        assert [each.token_ids for each in found] == [each.token_ids for each in wanted], request
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_auto_tokenizer_loads_the_bundle(tmp_path: Path, kind: str) -> None:
     from transformers import AutoTokenizer
