@@ -110,8 +110,15 @@ def _rounds_in_backbone(manifest: Manifest) -> bool:
     return any(how.block is not None for how in record.matrices.values())
 
 
-def run_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> SelftestResult:
+def run_selftest(
+    bundle: Bundle, settings: SessionSettings | None = None, runner: Runner | None = None
+) -> SelftestResult:
     """Run the bundle's self-test on this machine.
+
+    Args:
+        bundle: The bundle.
+        settings: How to open it.
+        runner: What runs it in place of sessions opened here, such as its plans.
 
     Raises:
         BundleError: If the bundle carries none, or its file does not fit the bundle.
@@ -120,7 +127,7 @@ def run_selftest(bundle: Bundle, settings: SessionSettings | None = None) -> Sel
     if tolerance is None:
         raise BundleError(f"{bundle.path} carries no self-test")
     stored = _load(bundle.path / SELFTEST_FILE)
-    runner = open_runner(bundle, settings)
+    runner = runner or open_runner(bundle, settings)
     try:
         hidden = _hidden(runner, stored)
         hidden_error = _error(hidden, stored["hidden_states"])

@@ -5,11 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from headport.engines import read_engines
 from headport.gpu_probe import library_packages, load_library, needed_libraries, probe_gpu
 from headport.providers import PROVIDERS
 from headport.runner import open_runner
+from headport.selftest import run_selftest
 from headport.session import check_provider
 from headport.validate.gpu.memory import used_memory
+from headport.validate.gpu.numerics import judge_selftest
 from headport.validate.gpu.steps import Context, Finding, Unproven
 
 __all__ = ["check_driver", "check_placement", "check_tensorrt_plans", "check_tensorrt_provider"]
@@ -66,8 +69,9 @@ def check_tensorrt_provider(context: Context) -> Finding:
 
 
 def check_tensorrt_plans(context: Context) -> Finding:
-    """Engines that the bundle carries load on this card."""
-    plans = sorted(context.bundle.path.glob("engines/*"))
-    if not plans:
+    """Plans that the bundle carries answer on this card as its graphs did on ONNX Runtime."""
+    from headport.runtime.tensorrt.runner import open_plans
+
+    if not read_engines(context.bundle):
         raise Unproven("the bundle carries no TensorRT plan")
-    raise Unproven("this release cannot run TensorRT plans")
+    return judge_selftest(run_selftest(context.bundle, runner=open_plans(context.bundle)))

@@ -25,6 +25,7 @@ from headport.runtime.engine.command import Options, engine
 from headport.runtime.tensorrt.guard import require_usable
 from headport.runtime.tensorrt.plan import Plan
 from headport.runtime.tensorrt.runner import PlanRunner, open_plans
+from headport.selftest import run_selftest
 from tests.lowering.backbones import CONTEXT, HIDDEN, VOCAB, Layer, attention_backbone
 from tests.runtime.engine.conftest import FAKE
 from tests.toy_bundles import write_toy
@@ -139,6 +140,11 @@ def test_plans_answer_like_the_graphs_step_by_step(built: Path) -> None:
     assert found.full_logits(rows[:0]).shape == (0, VOCAB)
     del caches, hidden, logits, found
     assert not device.held  # all memory is given back
+
+
+def test_plans_pass_the_selftest_of_their_bundle(built: Path) -> None:
+    bundle = Bundle(built, _manifest(built))
+    assert run_selftest(bundle, runner=opened(built, HostDevice()))
 
 
 def test_limits_of_a_plan_are_told_in_its_own_terms(built: Path) -> None:
