@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from headport.runtime.sampling.chooser import LogitsChooser
 from headport.runtime.text import TextStream, Tokens
 from headport.runtime.vocabulary import IdMap
 from headport.session import SessionSettings
-from headport.validate.reference_sampler import draw
+from headport.validate.reference_sampler import gumbel_noise, process
 from headport.validate.wire import SamplingCase
 from tests.conftest import llama_config, save_model
 
@@ -48,7 +49,7 @@ SETS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_k": 20},
     {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1},
     {"temperature": 1.2, "min_p": 0.05, "presence_penalty": 0.6, "frequency_penalty": 0.3},
-    {"temperature": 1.0, "typical_p": 0.8, "min_new_tokens": 8},
+    {"temperature": 1.0, "typical_p": 0.8, "min_new_tokens": 8, "eos_token_id": [0, 200]},
     {"temperature": 1.1, "epsilon_cutoff": 0.002, "bad_words": [[7], [8, 9], [65, 66]]},
     {"temperature": 1.0, "eta_cutoff": 0.003, "logit_bias": {5: 2.0, (101, 102): -5.0}},
     {"temperature": 1.5, "top_k": 60, "top_p": 0.95, "min_p": 0.01, "typical_p": 0.95},
@@ -73,8 +74,8 @@ def _case(row: Row) -> SamplingCase:
 def _rows(
     bundle: Bundle, prompts: list[list[int]], options: dict[str, Any], tokens: int
 ) -> list[Row]:
-    given: Options = {"max_new_tokens": tokens, "seed": list(range(len(prompts))), **options}  # type: ignore[typeddict-item]
-    request = resolve(given, Defaults(eos_token_ids=(0, 200)), len(prompts))
+    given: Options = {"max_new_tokens": tokens, "seed": list(range(1, len(prompts) + 1)), **options}  # type: ignore[typeddict-item]
+    request = resolve(given, Defaults(), len(prompts))
     text, seeds = Tokens(bundle), request.seeds or ()
     sampled = request.sampling.temperature > 0
     return [
@@ -90,14 +91,23 @@ def _rows(
     ]
 
 
+_noise = lru_cache(maxsize=None)(gumbel_noise)  # sets of parameters share their keys
+
+
 def _check(logits: Float32, rows: Sequence[Row], choices: Sequence[Any]) -> int:
-    """How many of the choices are the reference's."""
+    """How many of the choices are the reference's; rows with pasts of one shape go together."""
+    groups: dict[int, list[int]] = {}
+    for n, row in enumerate(rows):
+        groups.setdefault(len(row.prompt_token_ids), []).append(n)
     equal = 0
-    for row_logits, row, choice in zip(logits, rows, choices, strict=True):
-        assert isinstance(choice, Choice)
-        key = (row.seed or 0, row.step, row.sample)
-        [token], _ = draw(torch.from_numpy(row_logits), _case(row), (key,))
-        equal += token == choice.token_id
+    for among in groups.values():
+        past = [[*rows[n].prompt_token_ids, *rows[n].token_ids] for n in among]
+        case = _case(rows[among[0]])
+        scores = process(torch.from_numpy(logits[among]), torch.tensor(past), case).numpy()
+        for n, row_scores in zip(among, scores, strict=True):
+            row = rows[n]
+            noise = _noise(len(row_scores), row.step, row.sample, row.seed) if row.seed else 0.0
+            equal += int(np.argmax(row_scores + noise)) == choices[n].token_id
     return equal
 
 

@@ -15,7 +15,7 @@ import torch
 
 from headport.validate.wire import SamplingCase
 
-__all__ = ["distribution", "draw", "gumbel_noise", "philox_blocks"]
+__all__ = ["distribution", "draw", "gumbel_noise", "philox_blocks", "process"]
 
 UInt64 = npt.NDArray[np.uint64]
 Float64 = npt.NDArray[np.float64]
@@ -69,12 +69,15 @@ def gumbel_noise(vocab_size: int, step: int, sample: int, seed: int) -> Float64:
     return noise
 
 
-def _penalised(scores: torch.Tensor, case: SamplingCase) -> torch.Tensor:
+def _penalised(past: torch.Tensor, scores: torch.Tensor, case: SamplingCase) -> torch.Tensor:
     """μ[j] - c[j] · frequency - (c[j] > 0) · presence, c counted over the reply.
 
     Source: the OpenAI API reference, "Frequency and presence penalties".
     """
-    counts = torch.bincount(torch.tensor(case.reply, dtype=torch.long), minlength=scores.shape[-1])
+    reply = past[:, len(case.prompt) :]
+    counts = torch.zeros_like(scores).scatter_add_(
+        1, reply, torch.ones_like(reply, dtype=scores.dtype)
+    )
     return scores - counts * case.frequency_penalty - (counts > 0) * case.presence_penalty
 
 
@@ -95,7 +98,7 @@ def _rules(case: SamplingCase) -> list[Any]:
         ),
         (
             case.presence_penalty or case.frequency_penalty,
-            lambda: lambda _, scores: _penalised(scores, case),
+            lambda: lambda past, scores: _penalised(past, scores, case),
         ),
         (
             case.no_repeat_ngram_size,
@@ -126,18 +129,27 @@ def _warpers(case: SamplingCase) -> list[Any]:
     return [make() for wanted, make in table if wanted]
 
 
-def _scores(logits: torch.Tensor, case: SamplingCase, steps: list[Any]) -> torch.Tensor:
-    """Scores [V] in float64; −inf where a token is removed."""
-    past = torch.tensor([[*case.prompt, *case.reply]], dtype=torch.long)
-    scores = logits.double()[None]
-    for step in steps:
+def process(logits: torch.Tensor, past: torch.Tensor, case: SamplingCase) -> torch.Tensor:
+    """Scores after processors, and after warpers where tokens are drawn.
+
+    Args:
+        logits: [N, V].
+        past: Token ids of each row, [N, T]; those behind the length of the case's prompt are its
+            reply.
+        case: Parameters, the same for all rows.
+
+    Returns:
+        [N, V], float64; −inf where a token is removed.
+    """
+    scores = logits.double()
+    for step in _rules(case) + (_warpers(case) if case.temperature > 0 else []):
         scores = step(past, scores)
-    return scores[0]
+    return scores
 
 
-def _filtered(logits: torch.Tensor, case: SamplingCase) -> torch.Tensor:
-    """Scores [V] in float64 after processors and warpers; −inf where a token is removed."""
-    return _scores(logits, case, _rules(case) + _warpers(case))
+def _processed(logits: torch.Tensor, case: SamplingCase) -> torch.Tensor:
+    past = torch.tensor([[*case.prompt, *case.reply]], dtype=torch.long)
+    return process(logits[None], past, case)[0]
 
 
 def draw(
@@ -150,11 +162,9 @@ def draw(
         case: Parameters; temperature 0 is greedy.
         keys: (seed, step, sample) of each draw.
     """
+    scores = _processed(logits, case).numpy()
     if case.temperature == 0:
-        processed = _scores(logits, case, _rules(case))
-        best = int((processed == processed.max()).nonzero()[0])
-        return (best,) * len(keys), 1
-    scores = _filtered(logits, case).numpy()
+        return (int(np.argmax(scores)),) * len(keys), 1
     tokens = [
         int(np.argmax(scores + gumbel_noise(len(scores), step, sample, seed)))
         for seed, step, sample in keys
@@ -164,5 +174,5 @@ def draw(
 
 def distribution(logits: torch.Tensor, case: SamplingCase) -> tuple[tuple[int, float], ...]:
     """(token id, probability) of everything that the filters leave."""
-    p = torch.softmax(_filtered(logits, case), dim=0)
+    p = torch.softmax(_processed(logits, case), dim=0)
     return tuple((int(i), float(p[i])) for i in p.nonzero()[:, 0])
