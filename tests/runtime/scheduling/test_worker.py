@@ -191,6 +191,18 @@ def test_a_listener_that_fails_ends_its_own_request(make: Any, manual: Any) -> N
     assert good.result() == alone(make, "cd")
 
 
+def test_what_a_failed_row_has_left_is_not_taken_over(make: Any, manual: Any) -> None:
+    worker = manual(prefill_chunk=4)
+    bad = worker.submit("abcdefgh", listener=lambda place, token: 1 / 0)
+    worker.finish()
+    with pytest.raises(ZeroDivisionError):
+        bad.result()
+    good = worker.submit("abcdefgh")
+    worker.finish()
+    assert good.result() == alone(make, "abcdefgh")
+    assert worker.generator.stats.reused_tokens == 0
+
+
 def test_a_run_that_fails_ends_the_rows_in_it(make: Any, manual: Any, monkeypatch: Any) -> None:
     worker = manual(slots=2)
     both = [worker.submit("ab"), worker.submit("cd")]
