@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class TokenCounter:
             if self._plan and self._plan.normalize and normalizer is not None
             else None
         )
+        self._tokenize = self._encoder.model.tokenize
         self._ids: dict[str, bytes] = {}  # unit → its token ids, int32
 
     @property
@@ -126,8 +128,16 @@ class TokenCounter:
             self._encode(units)
             return
         cut = [cutter.cut(unit) for unit in units]
-        parts = dict.fromkeys(piece for pieces in cut for piece in pieces)
-        self._encode([piece for piece in parts if piece not in known])
+        rest = []
+        for piece in dict.fromkeys(piece for pieces in cut for piece in pieces):
+            if piece in known:
+                continue
+            words = cutter.words(piece)
+            if words:  # straight to the model: a fifth of the time
+                known[piece] = _packed([t.id for word in words for t in self._tokenize(word)])
+            else:
+                rest.append(piece)
+        self._encode(rest)
         for unit, pieces in zip(units, cut, strict=True):
             known[unit] = b"".join([known[piece] for piece in pieces])
 
@@ -136,7 +146,11 @@ class TokenCounter:
             part = texts[start : start + _ENCODED_AT_ONCE]
             found = self._encoder.encode_batch_fast(part, add_special_tokens=False)
             for text, encoding in zip(part, found, strict=True):
-                self._ids[text] = np.array(encoding.ids, np.int32).tobytes()
+                self._ids[text] = _packed(encoding.ids)
+
+
+def _packed(ids: list[int]) -> bytes:
+    return array("i", ids).tobytes()
 
 
 def read_tokenizer(folder: Path) -> str:

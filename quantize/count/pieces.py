@@ -2,8 +2,9 @@
 
 Two sorts of cuts, with which a rare unit becomes pieces that mostly were seen before:
 
-1. Between ASCII letters, digits and signs, where no match of the pre-tokenizer's regular expression
-   reaches over. An apostrophe stays with what is around it, because `'s` is a match.
+1. Between letters, digits and signs (ASCII, Han, Chinese punctuation), where no match of the
+   pre-tokenizer's regular expression reaches over. An apostrophe stays with what is around it,
+   because `'s` is a match.
 2. Between two Han characters, which are letters of one match, where no token holds the last byte of
    the one and the first of the other: merges make tokens only, so none reaches over, and the order
    of merges on one side does not depend on the other.
@@ -12,29 +13,45 @@ Two sorts of cuts, with which a rare unit becomes pieces that mostly were seen b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import add
 
-__all__ = ["ANY_CLASS", "BEFORE_SIGN", "Needles", "PieceCutter", "spelled_bytes"]
+__all__ = [
+    "ANY_CLASS",
+    "BEFORE_SIGN",
+    "Needles",
+    "PieceCutter",
+    "spaced_words_of",
+    "spelled_bytes",
+    "word_of",
+]
 
-_LETTER, _DIGIT, _SIGN = r"[A-Za-z]", r"[0-9]", r"[!-&(-/:-@\[-`{-~]"
+# Characters whose class is the same in every version of Unicode.
+_HAN = "\u4e00-\u9fa5"
+_PUNCTUATION = "\u3001\u3002\u300a-\u300f\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f"
+_LETTER, _DIGIT = f"A-Za-z{_HAN}", "0-9"
+_SIGN = rf"!-&(-/:-@\[-`{{-~{_PUNCTUATION}"
+_OTHER = f"[^{_LETTER}{_DIGIT}{_SIGN}]"
 
 
-def _between(*pairs: tuple[str, str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?<={left})(?={right})" for left, right in pairs))
+def _runs(*kinds: str) -> re.Pattern[str]:
+    """Cuts where one run follows another; any other character holds both its sides together."""
+    run = f"(?:{'|'.join(kinds)})"
+    return re.compile(f"{_OTHER}*{run}(?:{_OTHER}+{run}?)*|{_OTHER}+")
 
 
-_COMMON = (
-    (_LETTER, _DIGIT),
-    (_DIGIT, _LETTER),
-    (_LETTER, _SIGN),
-    (_DIGIT, _SIGN),
-    (_SIGN, _DIGIT),
-)
-BEFORE_SIGN = _between(*_COMMON)  # a sign may begin a match of letters
-ANY_CLASS = _between(*_COMMON, (_SIGN, _LETTER))
+ANY_CLASS = _runs(f"[{_LETTER}]+", f"[{_DIGIT}]+", f"[{_SIGN}]+")
+# A sign may begin a match of letters.
+BEFORE_SIGN = _runs(f"[{_SIGN}]*[{_LETTER}]+", f"[{_DIGIT}]+", f"[{_SIGN}]+")
+# One match of each of the regular expressions, alone.
+_WORD = re.compile(f" ?(?:[{_LETTER}]+|[{_SIGN}]+)")
+# Of GPT-2's: white space but its last character is a match, and that one goes with what follows if
+# it is a space; else it is a match as well.
+_SPACED_WORD = re.compile(rf"([ \t\n\r\f\v]+)([{_LETTER}]+|[{_SIGN}]+)")
 
-_HAN_RUN = re.compile("[\u4e00-\u9fff]{2,}")
+_HAN_RUN = re.compile(f"[{_HAN}]{{2,}}")
 _HAN_BYTES = 3
+_REMEMBERED_PAIRS = 500_000
 
 
 class Needles:
@@ -61,48 +78,94 @@ class PieceCutter:
         boundaries: `ANY_CLASS` or `BEFORE_SIGN`.
         added: Added tokens; a unit that holds one is left whole.
         tokens: The bytes of every token that merges can make; empty: Han characters stay together.
+        words: Which pieces are known to be one match, or some: by `word_of`, `spaced_words_of`.
     """
 
     def __init__(
-        self, boundaries: re.Pattern[str], added: Iterable[str], tokens: Iterable[bytes] = ()
+        self,
+        boundaries: re.Pattern[str],
+        added: Iterable[str],
+        tokens: Iterable[bytes] = (),
+        words: Callable[[str], list[str]] | None = None,
     ) -> None:
-        self._split = boundaries.split
+        self._words = words
+        self._split = boundaries.findall
         self._added = Needles(added)
         # What tokens hold on both sides of a place where a character begins.
-        self._joints = {joint for token in tokens for joint in _joints(token)}
-        self._cuts_han = bool(self._joints)
-        self._joined: dict[str, bool] = {}
+        joints = {joint for token in tokens for joint in _joints(token)}
+        self._is_joined = _Joined(joints) if joints else None
 
     def cut(self, unit: str) -> list[str]:
         """The pieces of a unit, in order."""
         if self._added.is_in(unit):
             return [unit]
         pieces = self._split(unit)
-        if not self._cuts_han or unit.isascii():
+        if self._is_joined is None or unit.isascii():
             return pieces
-        return [part for piece in pieces for part in self._cut_han(piece)]
+        return [part for piece in pieces for part in _cut_han(piece, self._is_joined)]
 
-    def _cut_han(self, piece: str) -> list[str]:
-        parts, start = [], 0
-        for run in _HAN_RUN.finditer(piece):
-            for place in range(run.start() + 1, run.end()):
-                if not self._is_joined(piece[place - 1 : place + 1]):
-                    parts.append(piece[start:place])
-                    start = place
-        parts.append(piece[start:])
-        return parts
+    def words(self, piece: str) -> list[str]:
+        """What the model is given of a piece, where the pre-tokenizer's cuts are known; or none."""
+        if self._words is None or self._added.is_in(piece):
+            return []
+        found = self._words(piece)
+        return [word.encode().decode("latin-1").translate(_LETTERS) for word in found]
 
-    def _is_joined(self, pair: str) -> bool:
-        found = self._joined.get(pair)
-        if found is None:
-            left, right = pair[0].encode(), pair[1].encode()
+
+def word_of(piece: str) -> list[str]:
+    """The piece, if it is one match of each of the regular expressions."""
+    return [piece] if _WORD.fullmatch(piece) else []
+
+
+def spaced_words_of(piece: str) -> list[str]:
+    """The matches of GPT-2's regular expression, if these are a word behind white space."""
+    if _WORD.fullmatch(piece):
+        return [piece]
+    found = _SPACED_WORD.fullmatch(piece)
+    if found is None:
+        return []
+    spaces, word = found.groups()
+    last = [f" {word}"] if spaces[-1] == " " else [spaces[-1], word]
+    return [spaces[:-1], *last] if len(spaces) > 1 else last
+
+
+class _Joined(dict[str, bool]):
+    """Two Han characters → whether a token holds the end of one and the beginning of the other."""
+
+    def __init__(self, joints: set[tuple[bytes, bytes]]) -> None:
+        super().__init__()
+        self._joints = joints
+        self._ends = {(left[-1], right[0]) for left, right in joints}
+
+    def __missing__(self, pair: str) -> bool:
+        data = pair.encode()  # three bytes each
+        found = False
+        if (data[2], data[3]) in self._ends:
             found = any(
-                (left[-n:], right[:m]) in self._joints
-                for n in range(1, _HAN_BYTES + 1)
-                for m in range(1, _HAN_BYTES + 1)
+                (data[n:3], data[3:m]) in self._joints for n in (0, 1, 2) for m in (4, 5, 6)
             )
-            self._joined[pair] = found
+        if len(self) >= _REMEMBERED_PAIRS:
+            self.clear()
+        self[pair] = found
         return found
+
+
+def _cut_han(piece: str, is_joined: _Joined) -> list[str]:
+    parts, start = [], 0
+    for run in _HAN_RUN.finditer(piece):
+        text, first = run.group(), run.start()
+        joined = list(map(is_joined.__getitem__, map(add, text, text[1:])))
+        if True not in joined:
+            parts.append(piece[start : first + 1])
+            parts.extend(text[1:-1])
+            start = run.end() - 1
+            continue
+        for place, stays in enumerate(joined, first + 1):
+            if not stays:
+                parts.append(piece[start:place])
+                start = place
+    parts.append(piece[start:])
+    return parts
 
 
 def _joints(token: bytes) -> Iterable[tuple[bytes, bytes]]:
@@ -124,6 +187,7 @@ def _byte_letters() -> dict[str, int]:
 
 
 _BYTES = _byte_letters()
+_LETTERS = {byte: letter for letter, byte in _BYTES.items()}
 
 
 def spelled_bytes(token: str) -> bytes:

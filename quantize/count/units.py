@@ -25,7 +25,9 @@ from headport.quantize.count.pieces import (
     BEFORE_SIGN,
     Needles,
     PieceCutter,
+    spaced_words_of,
     spelled_bytes,
+    word_of,
 )
 
 __all__ = ["UnitPlan", "find_plan"]
@@ -77,15 +79,15 @@ class _Cuts:
 
     units: re.Pattern[str]
     pieces: re.Pattern[str]  # between ASCII classes
-    han: bool  # a run of Han characters is inside one match
+    words: Callable[[str], list[str]] | None  # pieces whose matches are known
 
 
-_OF_GPT2 = _Cuts(_BEFORE_WHITE_SPACE, ANY_CLASS, True)
+_OF_GPT2 = _Cuts(_BEFORE_WHITE_SPACE, ANY_CLASS, spaced_words_of)
 _SPLITS = {
     _GPT2: _OF_GPT2,
-    _LETTERS_WITH_ONE_BEFORE: _Cuts(_BEFORE_BLANK, BEFORE_SIGN, True),
-    _SINGLE_DIGITS: _Cuts(_BEFORE_BLANK, BEFORE_SIGN, True),
-    _CASED: _Cuts(_BEFORE_BLANK, BEFORE_SIGN, False),  # where words are split is not looked into
+    _LETTERS_WITH_ONE_BEFORE: _Cuts(_BEFORE_BLANK, BEFORE_SIGN, word_of),
+    _SINGLE_DIGITS: _Cuts(_BEFORE_BLANK, BEFORE_SIGN, word_of),
+    _CASED: _Cuts(_BEFORE_BLANK, BEFORE_SIGN, None),  # where words are split is not looked into
 }
 
 
@@ -141,9 +143,10 @@ def _piece_cutter(data: _Json, cuts: _Cuts) -> PieceCutter | None:
     if data["normalizer"] is not None and any(t["normalized"] for t in data["added_tokens"]):
         return None
     added = [token["content"] for token in data["added_tokens"]]
-    is_merged = cuts.han and data["model"]["type"] == "BPE"
-    tokens = map(spelled_bytes, data["model"]["vocab"]) if is_merged else ()
-    return PieceCutter(cuts.pieces, added, tokens)
+    if cuts.words is None or data["model"]["type"] != "BPE":
+        return PieceCutter(cuts.pieces, added)
+    tokens = map(spelled_bytes, data["model"]["vocab"])
+    return PieceCutter(cuts.pieces, added, tokens, cuts.words)
 
 
 def _cuts_of(step: _Json) -> _Cuts | None:
