@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,13 @@ def write_toy(
     tied: bool = False,
     backbone: ir.Model | None = None,
     max_context: int = 32,
+    companions: Callable[[Path], object] = lambda folder: None,
     **changes: Any,
 ) -> Bundle:
-    """Write a bundle with this head, W [V, H], behind a lookup of V rows or a given backbone."""
+    """Write a bundle with this head, W [V, H], behind a lookup of V rows or a given backbone.
+
+    `companions` writes more files into the bundle's folder.
+    """
     V, H = weight.shape
     rng = np.random.default_rng(5)
     embedding = weight if tied else rng.normal(size=(V, H)).astype(weight.dtype)
@@ -114,6 +119,7 @@ def write_toy(
     dtype = "fp16" if weight.dtype == np.float16 else "fp32"
     with draft_bundle(output, force=False) as draft:
         (draft.path / "LICENSE").write_text("do as you like\n")
+        companions(draft.path)
         tensors = write_graphs(graphs, HEAD_FILES, draft.path)
         made = manifest(
             graphs={

@@ -7,19 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
-from headport.bundle import Bundle, draft_bundle
-from headport.graphs import graph_entry, write_graphs
-from headport.manifest import Head, Model, Vocabulary
+from headport.bundle import Bundle
+from headport.manifest import Vocabulary
 from headport.quantize.count.table import CountsRecord, TokenCounts, write_counts
-from headport.selftest import write_selftest
 from tests.bundles import manifest
 from tests.quantize.prune.tokenizers_of import CHAT, LINES
-from tests.toy_bundles import HEAD_FILES, head_graph, lookup_backbone
+from tests.toy_bundles import lookup_backbone, write_toy
 
 H = 24
 
@@ -76,66 +73,43 @@ def write_bundle(
     padding: int = 0,
     tied: bool = False,
     bias: bool = False,
-    scale: float = 1.0,
-    softcap: float | None = None,
     width: int = H,
     dtype: str = "float32",
     generation: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     chat: str | None = CHAT,
-    **changes: Any,
+    **form: Any,
 ) -> Bundle:
-    """A portable bundle: a lookup, and a head of random weights with `padding` rows too many."""
+    """A portable bundle: a lookup, and a head of random weights with `padding` rows too many.
+
+    `form` is what else `write_toy` takes, such as `scale`.
+    """
     size = max(tokenizer.get_vocab().values()) + 1
     V = size + padding
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(V, width)).astype(dtype)
     embedding = weight if tied else rng.normal(size=(V, width)).astype(dtype)
-    b = rng.normal(size=V).astype(np.float32) if bias else None
-    graphs = {
-        "backbone": _backbone(embedding),
-        "head.lm": head_graph(weight, b, scale, softcap),
-    }
-    head = Head(
-        graph="head.lm",
-        outputs="logits",
-        vocab_size=V,
-        scale=scale,
-        softcap=softcap,
-        bias=bias,
-        weight="embed" if tied else "w",
-        tied=tied,
-        quantization=None,
-    )
-    with draft_bundle(output, force=False) as draft:
+
+    def companions(folder: Path) -> None:
         write_companions(
-            draft.path,
+            folder,
             tokenizer,
             generation=generation,
             config={"vocab_size": V} | (config or {}),
             chat=chat,
         )
-        tensors = write_graphs(graphs, HEAD_FILES, draft.path)
-        made = manifest(
-            graphs={
-                name: graph_entry(graph, HEAD_FILES[name], name.split(".")[0])
-                for name, graph in graphs.items()
-            },
-            heads={"lm": head},
-            tensors=tensors,
-            model=Model(
-                architecture="Toy",
-                hidden_size=width,
-                layers=0,
-                max_context=32,
-                dtype="fp16" if dtype == "float16" else "fp32",
-            ),
-            vocabulary=Vocabulary(size=size, padded_size=V, kept_size=None, map=None),
-            defaults=generation or {},
-            session_options={"session.qdq_matmulnbits_accuracy_level": "0"},
-        )
-        preview = draft.preview(msgspec.structs.replace(made, **changes))
-        return draft.commit(write_selftest(preview))
+
+    return write_toy(
+        output,
+        weight,
+        bias=rng.normal(size=V).astype(np.float32) if bias else None,
+        tied=tied,
+        backbone=_backbone(embedding),
+        companions=companions,
+        vocabulary=Vocabulary(size=size, padded_size=V, kept_size=None, map=None),
+        defaults=generation or {},
+        **form,
+    )
 
 
 def count_texts(
