@@ -26,7 +26,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 def _code(chinese: Path) -> Iterator[str]:
     del chinese
-    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+    for file in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         yield file.read_text(encoding="utf-8", errors="replace")
 
 

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("headport.quantize.sweep", "Try recipes for a head; show what each costs and loses."),
     "count": ("headport.quantize.count.command", "Count how often a corpus uses each token."),
     "prune": ("headport.quantize.prune.command", "Keep the tokens that a domain uses."),
+    "domain": ("headport.quantize.domain", "Save a domain's tokens in a bundle, by name."),
     "lower": ("headport.lowering.command", "Lower a portable bundle to one target."),
     "lint": ("headport.lint.command", "Say what a target refuses, widens or ignores in a bundle."),
     "engine": ("headport.runtime.engine.command", "Build TensorRT plans of a bundle's graphs."),
