@@ -15,6 +15,8 @@ __all__ = ["LIMITS", "MAX_LOGPROBS", "check", "is_whole"]
 
 MAX_LOGPROBS = 1000  # a reply carries them for every token
 
+_MOST_SHOWN = 200  # characters of a value in a message
+
 Check = Callable[[Any], bool]
 _LEAST = 5e-324  # the smallest number above 0
 _BELOW_1 = 1.0 - 2.0**-53
@@ -112,6 +114,11 @@ LIMITS: dict[str, tuple[Check, str]] = {
 }
 
 
+def _short(value: Any) -> str:
+    found = repr(value)
+    return found if len(found) <= _MOST_SHOWN else f"{found[:_MOST_SHOWN]}…"
+
+
 def check(values: Mapping[str, Any]) -> None:
     """Hold values against the table.
 
@@ -119,7 +126,7 @@ def check(values: Mapping[str, Any]) -> None:
         RequestError: Naming every option that is out of range, its range and its value.
     """
     faults = [
-        f"{name} must be {LIMITS[name][1]}, {value!r} was given"
+        f"{name} must be {LIMITS[name][1]}, {_short(value)} was given"
         for name, value in values.items()
         if not LIMITS[name][0](value)
     ]

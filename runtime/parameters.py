@@ -251,9 +251,14 @@ def check_ids(
         "allowed": list(allowed),
     }
     unknown = {name: sorted({i for i in ids if not 0 <= i < size}) for name, ids in named.items()}
-    faults = [f"{name}: {', '.join(map(str, ids))}" for name, ids in unknown.items() if ids]
+    faults = [f"{name}: {_listed(ids)}" for name, ids in unknown.items() if ids]
     if faults:
         raise error(f"token ids from 0 to {size - 1} were expected; found {'; '.join(faults)}")
+
+
+def _listed(ids: Sequence[int], most: int = 10) -> str:
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ", ".join(map(str, ids[:most])) + more
 
 
 def _seeds(seed: Any, prompts: int) -> tuple[int, ...] | None:

@@ -87,3 +87,9 @@ def test_refused_with_range_and_value(name, values):
 def test_all_faults_at_once():
     with pytest.raises(RequestError, match=r"temperature must be .*; top_p must be"):
         check({"temperature": -1, "top_k": 3, "top_p": 2})
+
+
+def test_long_values_are_cut_in_the_message():
+    with pytest.raises(RequestError, match="suppress_tokens must be .*… was given") as caught:
+        check({"suppress_tokens": [*range(10_000), -1]})
+    assert len(str(caught.value)) < 400

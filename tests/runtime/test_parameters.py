@@ -123,3 +123,9 @@ def test_unknown_ids_are_named_by_option():
     message = r"from 0 to 256 .* found eos_token_id: 400; logit_bias: 300; bad_words: 257; allow"
     with pytest.raises(RequestError, match=message):
         check_ids(sampling, (2, 400), 257, RequestError)
+
+
+def test_many_unknown_ids_are_counted():
+    sampling = Sampling(suppress_tokens=tuple(range(300)))
+    with pytest.raises(RequestError, match=r"suppress_tokens: 257, .*, 266 and 33 more$"):
+        check_ids(sampling, (), 257, RequestError)
