@@ -90,6 +90,6 @@ def test_all_faults_at_once():
 
 
 def test_long_values_are_cut_in_the_message():
-    with pytest.raises(RequestError, match="suppress_tokens must be .*… was given") as caught:
+    with pytest.raises(RequestError, match=r"suppress_tokens must be .*… was given") as caught:
         check({"suppress_tokens": [*range(10_000), -1]})
     assert len(str(caught.value)) < 400
