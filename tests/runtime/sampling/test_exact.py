@@ -86,6 +86,16 @@ def test_what_depends_on_the_whole_row_takes_all_logits(make, options):
     assert exact.stats.fallbacks == 40 and exact.stats.certified == 0
 
 
+def test_beams_take_all_logits(make):
+    asked = {"num_beams": 3, "n": 2, "max_new_tokens": 6, "eos_token_id": (), "logit_bias": {9: 2}}
+    exact, full = make(count=60), make()
+    found, wanted = (each.generate(["ab"], **asked) for each in (exact, full))
+    assert [(each.token_ids, each.score) for each in found] == [
+        (each.token_ids, each.score) for each in wanted
+    ]
+    assert exact._runner.full_rows == 1 + 5 * 3
+
+
 def test_likelihoods_take_all_logits_and_leave_the_counts(make):
     exact = make(count=60)
     [found] = exact.generate(["ab"], max_new_tokens=5, logprobs=2, eos_token_id=())
