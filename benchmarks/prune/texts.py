@@ -20,14 +20,19 @@ from headport.errors import CheckpointError
 __all__ = ["CHINESE", "DOMAINS", "write_corpus"]
 
 CHINESE = Path("/usr/share/games/fortunes")
+_CODE_CHARACTERS = 6_000_000
 _DOCUMENT_CHARACTERS = 2000  # short entries are joined
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def _code(chinese: Path) -> Iterator[str]:
     del chinese
+    left = _CODE_CHARACTERS
     for file in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
-        yield file.read_text(encoding="utf-8", errors="replace")
+        if left > 0 and "site-packages" not in file.parts:
+            text = file.read_text(encoding="utf-8", errors="replace")
+            left -= len(text)
+            yield text
 
 
 def _medical(chinese: Path) -> Iterator[str]:
