@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _WIDTH, _HEIGHT = 460, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 10, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 24, 10, 40
 _NAMES = 150  # pixels for names at the left of horizontal plots
 _ROW = 26
 _NAME_CHARACTERS = 22
@@ -55,7 +55,7 @@ def plain(value: float, step: float) -> str:
     exponent = math.log10(value) if value > 0 else 0.0
     if step == 0 and abs(exponent) >= 3 and math.isclose(exponent, round(exponent)):
         return "10" + str(round(exponent)).translate(_RAISED)
-    return f"{value:g}"
+    return f"{value:g}".replace("e-0", "e-")
 
 
 def percent(value: float, step: float) -> str:

@@ -83,10 +83,12 @@ def _lists(found: Position) -> Markup:
     rows = []
     both = zip_longest(found.reference_top, found.candidate_top)
     for rank, (ours, theirs) in enumerate(both, start=1):
-        place = "" if ours is None else str(places.get(ours.token_id, "not in these"))
+        place = "" if ours is None else str(places.get(ours.token_id, "none"))
         rows.append((str(rank), *_cells(ours), place, *_cells(theirs)))
-    columns = ("rank", "reference", "p", "its place in the candidate's", "candidate", "p ")
-    return data_table("Ten likeliest tokens", columns, rows)
+    columns = ("rank", "reference", "p", "place there", "candidate", "p ")
+    return data_table(
+        "Place there: of the reference's token in the candidate's list", columns, rows
+    )
 
 
 def _cells(choice: Choice | None) -> tuple[str, str]:

@@ -28,9 +28,17 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 2)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round figures within the scale: powers of ten, or steps of 1, 2 or 5 of a power."""
+        """Round figures within the scale.
+
+        Linear: steps of 1, 2 or 5 of a power of ten. Logarithmic: powers of ten, over less than
+        two of them also twice and five times as much.
+        """
         if self.logarithmic:
-            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            first, last = math.floor(math.log10(self.low)), math.floor(math.log10(self.high))
+            if math.log10(self.high / self.low) < 2:
+                steps = [10.0**k * factor for k in range(first, last + 1) for factor in (1, 2, 5)]
+                return [value for value in steps if self.low <= value <= self.high]
+            first += 10.0**first < self.low
             every = max(1, math.ceil((last - first + 1) / most))
             return [10.0**k for k in range(first, last + 1, every)]
         step = _round_step((self.high - self.low) / most)

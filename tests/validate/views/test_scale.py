@@ -21,6 +21,11 @@ def test_logarithmic_ticks_are_powers_of_ten() -> None:
     assert [plain(v, 0.0) for v in (1e-6, 0.1)] == ["10⁻⁶", "0.1"]
 
 
+def test_a_short_logarithmic_axis_has_ticks_too() -> None:
+    assert Scale(0.11, 0.6, 0, 1, logarithmic=True).ticks() == pytest.approx([0.2, 0.5])
+    assert Scale(3.0, 90.0, 0, 1, logarithmic=True).ticks() == pytest.approx([5, 10, 20, 50])
+
+
 @pytest.mark.parametrize("values", [[0.0], [3.0, 3.0], [-1.0, 2.0], [1e-30]])
 def test_a_scale_has_a_width_whatever_is_on_it(values: list[float]) -> None:
     scale = scale_over(values, (0, 100))
