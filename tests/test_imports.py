@@ -92,6 +92,8 @@ RULES = (
         ("headport.export", "headport.quantize", "headport.validate", *GRAPH_CODE),
     ),
     rule("headport.validate.boundaries", f"{BASE} onnx_ir", "headport"),  # copies of graphs
+    rule("headport.validate.pytest_plugin", "pytest", "headport"),
+    rule("headport.validate.harness_model", f"{BASE} lm_eval", "headport"),
     rule("headport.validate", f"{BASE} torch transformers tokenizers", "headport"),
     rule("headport", BASE, "headport", ROOM_NAMES),
 )
