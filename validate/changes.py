@@ -116,13 +116,13 @@ def _independent(
     wider than it need be.
     """
     assert old.value is not None and new.value is not None
-    a, b, errors = old.value, new.value, (old.error, new.error)
+    a, b = old.value, new.value
+    scales = (1 / a, 1 / b) if row.logarithm else (1.0, 1.0)
     if row.logarithm:
-        errors = tuple(None if e is None else e / v for e, v in zip(errors, (a, b), strict=True))
         a, b = math.log(a), math.log(b)
-    if None in errors:
+    if old.error is None or new.error is None:
         return b - a, None, None
-    half = student_quantile(10_000) * math.hypot(*(e for e in errors if e is not None))
+    half = student_quantile(10_000) * math.hypot(old.error * scales[0], new.error * scales[1])
     return b - a, b - a - half, b - a + half
 
 

@@ -182,7 +182,7 @@ class HeadportModel(TemplateLM):  # type: ignore[misc]
                 )
             ]
             parts = self._loglikelihood_tokens(
-                [(None, *window) for window in windows],  # type: ignore[misc]
+                [(None, *window) for window in windows],
                 disable_tqdm=disable_tqdm,
             )
             totals.append(sum(value for value, _ in parts))
