@@ -28,7 +28,7 @@ from headport.validate.comparison import Job
 from headport.validate.evidence import BisectedStage, Bisection
 from headport.validate.sides import ReferenceSide
 
-__all__ = ["MAX_WINDOWS", "bisect"]
+__all__ = ["MAX_WINDOWS", "bisect", "find_stages"]
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -41,6 +41,22 @@ _UNIT_ROUNDOFF = 2.0**-24
 _ROUNDING_FACTOR = 10.0
 # Layers that are rounded alike differ by less than this from the middle one.
 _SPREAD_FACTOR = 4.0
+
+
+def find_stages(bundle: Bundle) -> list[Boundary]:
+    """The places between the layers of a bundle's backbone.
+
+    Raises:
+        UsageError: If there is no single state between them, as in models with several streams.
+    """
+    graph = next(g for g in bundle.manifest.graphs.values() if g.role == "backbone")
+    found = boundaries_of(bundle.path / graph.file)
+    if not found:
+        raise UsageError(
+            f"--bisect: {bundle.path}: one state between layers was expected, none is found in "
+            f"{graph.file}; leave --bisect out"
+        )
+    return found
 
 
 def bisect(
@@ -58,13 +74,7 @@ def bisect(
         UsageError: If either side has no state of its own between layers, as models with several
             streams, or the two differ in layers.
     """
-    graph = next(g for g in bundle.manifest.graphs.values() if g.role == "backbone")
-    boundaries = boundaries_of(bundle.path / graph.file)
-    if not boundaries:
-        raise UsageError(
-            f"--bisect: {bundle.path}: one state between layers was expected, none is found in "
-            f"{graph.file}; leave --bisect out"
-        )
+    boundaries = find_stages(bundle)
     found = []
     for job in list(jobs)[:MAX_WINDOWS]:
         ids = job.window.token_ids
@@ -131,7 +141,7 @@ def _copy(bundle: Bundle, pinned: Float32 | None, stages: int) -> Iterator[Bundl
     with tempfile.TemporaryDirectory(prefix="headport-") as folder:
         target = Path(folder)
         for name in manifest.files:
-            if name != graph.file:
+            if name.startswith("data/"):
                 _place(bundle.path / name, target / name)
         write_exposed(bundle.path / graph.file, target / graph.file, pinned)
         size = manifest.model.hidden_size * stages

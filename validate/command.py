@@ -17,10 +17,11 @@ from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.session import SessionSettings, usable_cpus
 from headport.validate.assembly import Evidence, Findings, Settings, assemble_report
 from headport.validate.attribution import attribute, noise_floor, sampled_jobs
-from headport.validate.bisection import MAX_WINDOWS, bisect
+from headport.validate.bisection import MAX_WINDOWS, bisect, find_stages
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import Material, check_ids, compare, jobs_of, prepare
 from headport.validate.documents import Text, read_texts
+from headport.validate.fitness import check_known, knows_top_only, midpoint_of
 from headport.validate.gates import GateRule, check_slices, read_gates
 from headport.validate.greedy import run_greedy
 from headport.validate.markdown import render_markdown
@@ -161,15 +162,17 @@ def _read_task(options: Options, stored: StoredReference | None = None) -> _Task
     rules = read_gates(options.gates) if options.gates else None
     texts = read_texts(options.text) if stored is None else stored.texts()
     check_slices(rules or (), [text.name for text in texts])
-    if stored is not None and _knows_top_only(stored):
-        _check_known(options, rules or (), stored)
+    if stored is not None and knows_top_only(stored):
+        check_known(options.gates, rules or (), options.baseline, stored)
     bundle = _whole(options.bundle)
+    if options.bisect:
+        find_stages(bundle)  # before anything is run
     return _Task(
         options=options,
         rules=rules,
         texts=texts,
         bundle=bundle,
-        midpoint=None if options.unquantised is None else _midpoint(options.unquantised, bundle),
+        midpoint=None if options.unquantised is None else midpoint_of(options.unquantised, bundle),
         baseline=(
             None if options.baseline is None else (options.baseline, read_report(options.baseline))
         ),
@@ -191,50 +194,6 @@ def _whole(path: Path) -> Bundle:
             "pruning costs"
         )
     return bundle
-
-
-def _knows_top_only(reference: ReferenceSide | None) -> bool:
-    return isinstance(reference, StoredReference) and reference.store.top is not None
-
-
-def _check_known(options: Options, rules: Sequence[GateRule], stored: StoredReference) -> None:
-    """Refuse what a reference of likeliest tokens alone cannot decide."""
-    blind = sorted({r.metric for r in rules if r.metric.startswith(BOUNDED_METRICS)})
-    if blind:
-        raise UsageError(
-            f"{options.gates}: {stored.path} keeps the likeliest tokens only, which decide no gate "
-            f"on {', '.join(blind)}; hold agreements, perplexity_ratio or delta_p, or write the "
-            "store without --top"
-        )
-    if options.baseline is not None:
-        raise UsageError(
-            f"--baseline: {stored.path} keeps the likeliest tokens only, so no KL can be held "
-            "against an earlier one; leave it out"
-        )
-
-
-def _midpoint(path: Path, bundle: Bundle) -> Bundle:
-    """The bundle before quantisation, which must be that.
-
-    Raises:
-        UsageError: If something in it is quantised, or it comes from another checkpoint.
-    """
-    found = Bundle.open(path)
-    manifest = found.manifest
-    quantised = [n for n, head in manifest.heads.items() if head.quantization is not None]
-    quantised += ["backbone"] if manifest.backbone_quantization is not None else []
-    if quantised:
-        raise UsageError(
-            f"--unquantised: {path} holds quantised weights ({', '.join(quantised)}); pass the "
-            "bundle that `headport export` wrote, or its lowering"
-        )
-    if manifest.provenance.sha256 != bundle.manifest.provenance.sha256:
-        raise UsageError(
-            f"--unquantised: {path} was exported from {manifest.provenance.checkpoint}, "
-            f"{bundle.path} from another checkpoint, {bundle.manifest.provenance.checkpoint}; "
-            "pass the bundle that it was quantised from"
-        )
-    return found
 
 
 _NEEDS_THE_MODEL = {
@@ -310,7 +269,7 @@ def _validate(task: _Task, reference: ReferenceSide) -> Report:
         rules=task.rules,
         rules_source=options.gates.name if options.gates else None,
         baseline=task.baseline,
-        bounded=BOUNDED_METRICS if _knows_top_only(reference) else (),
+        bounded=BOUNDED_METRICS if knows_top_only(reference) else (),
     )
     found = Findings(materials, comparison, greedy, seconds, ready, evidence)
     return assemble_report(task.bundle, candidate, found, settings)

@@ -22,7 +22,7 @@ from headport.validate.evidence import Bisection
 from tests.conftest import llama_config, save_model
 from tests.validate.conftest import export_to
 from tests.validate.planted.row import constant, weight
-from tests.validate.sabotage import read_manifest
+from tests.validate.sabotage import read_manifest, reseal
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +197,29 @@ def test_without_a_single_state_between_layers_it_is_refused(
     monkeypatch.setattr(reference, "layer_states", lambda *_, **__: None)
     with pytest.raises(UsageError, match="no single state between its layers"):
         run(deep[1], texts, reference)
+
+
+def test_a_graph_without_such_a_state_is_refused_before_anything_runs(
+    deep: tuple[Path, Path], texts: Any, tmp_path: Path
+) -> None:
+    from headport.validate.command import Options, validate
+
+    copy = tmp_path / "copy"
+    shutil.copytree(deep[1], copy)
+    model = ir.load(copy / "backbone.onnx")
+    last = next(v for v in model.graph.outputs if v.name == "hidden_states").producer()
+    first = boundaries_of(copy / "backbone.onnx")[0].value.name
+    embedding = next(v for n in model.graph for v in n.outputs if v.name == first)
+    assert last is not None and last.inputs[0] is not None
+    # A second stream from the embedding to the last norm, around all layers.
+    around = ir.node("Add", [last.inputs[0], embedding])
+    model.graph.insert_before(last, around)
+    last.replace_input_with(0, around.outputs[0])
+    ir.save(model, copy / "backbone.onnx")
+    reseal(copy)
+    options = Options(bundle=copy, reference="none:such", text=texts, bisect=True)
+    with pytest.raises(UsageError, match="one state between layers was expected"):
+        validate(options)
 
 
 def test_the_bundle_itself_is_left_as_it_was(deep: tuple[Path, Path]) -> None:

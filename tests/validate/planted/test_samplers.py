@@ -27,6 +27,13 @@ def parity(candidate: Candidate, texts: Any, reference: Any) -> Any:
     return sampler_parity(jobs, reference)
 
 
+def use(draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the runtime draw so, and its free draws be few."""
+    keep = samplers.RUNTIMES["python"][1]
+    monkeypatch.setitem(samplers.RUNTIMES, "python", (draw, keep))
+    monkeypatch.setattr(samplers, "_FREE_DRAWS", 50)
+
+
 def test_the_sampler_without_a_fault_draws_the_same_tokens(
     llama: Candidate, texts: Any, reference_of: Any, tiny_llama: Path
 ) -> None:
@@ -53,9 +60,7 @@ def test_a_fault_of_the_sampler(
         sampling = Sampling(case.temperature, **filters)
         return int(row.plant(scores, left, sampling, NoiseKey(*key)))
 
-    keep = samplers.RUNTIMES["python"][1]
-    monkeypatch.setitem(samplers.RUNTIMES, "python", (draw, keep))
-    monkeypatch.setattr(samplers, "_FREE_DRAWS", 200)
+    use(draw, monkeypatch)
     reference = reference_of(tiny_llama)
     if row.plant is last_tie:  # two tokens share the maximum
         reference = _Tied(reference)
@@ -79,9 +84,7 @@ def test_a_fault_of_what_changes_scores(
         heeded = row.plant(samplers.sampling_of(case))
         return choose(logits, ids, heeded, NoiseKey(*key), samplers.context_of(case))
 
-    keep = samplers.RUNTIMES["python"][1]
-    monkeypatch.setitem(samplers.RUNTIMES, "python", (draw, keep))
-    monkeypatch.setattr(samplers, "_FREE_DRAWS", 50)
+    use(draw, monkeypatch)
     found = parity(llama, texts, reference_of(tiny_llama))
     assert found.verdict == "failed"
     differing = [case.parameters for case in found.cases if case.first_difference]

@@ -1,0 +1,67 @@
+"""Whether what was given can serve for what was asked: refused before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from headport.bundle import Bundle
+from headport.errors import UsageError
+from headport.validate.gates import GateRule
+from headport.validate.sides import ReferenceSide
+from headport.validate.store import StoredReference
+from headport.validate.top_rows import BOUNDED_METRICS
+
+__all__ = ["check_known", "knows_top_only", "midpoint_of"]
+
+
+def knows_top_only(reference: ReferenceSide | None) -> bool:
+    """Whether a reference keeps the likeliest tokens of each position and no more."""
+    return isinstance(reference, StoredReference) and reference.store.top is not None
+
+
+def check_known(
+    gates: Path | None, rules: Sequence[GateRule], baseline: Path | None, stored: StoredReference
+) -> None:
+    """Refuse what a reference of likeliest tokens alone cannot decide.
+
+    Raises:
+        UsageError: If a gate is on a figure of which only a bound is known, or an earlier report
+            is to be held against.
+    """
+    blind = sorted({r.metric for r in rules if r.metric.startswith(BOUNDED_METRICS)})
+    if blind:
+        raise UsageError(
+            f"{gates}: {stored.path} keeps the likeliest tokens only, which decide no gate on "
+            f"{', '.join(blind)}; hold agreements, perplexity_ratio or delta_p, or write the store "
+            "without --top"
+        )
+    if baseline is not None:
+        raise UsageError(
+            f"--baseline: {stored.path} keeps the likeliest tokens only, so no KL can be held "
+            "against an earlier one; leave it out"
+        )
+
+
+def midpoint_of(path: Path, bundle: Bundle) -> Bundle:
+    """The bundle before quantisation, which must be that.
+
+    Raises:
+        UsageError: If something in it is quantised, or it comes from another checkpoint.
+    """
+    found = Bundle.open(path)
+    manifest = found.manifest
+    quantised = [n for n, head in manifest.heads.items() if head.quantization is not None]
+    quantised += ["backbone"] if manifest.backbone_quantization is not None else []
+    if quantised:
+        raise UsageError(
+            f"--unquantised: {path} holds quantised weights ({', '.join(quantised)}); pass the "
+            "bundle that `headport export` wrote, or its lowering"
+        )
+    if manifest.provenance.sha256 != bundle.manifest.provenance.sha256:
+        raise UsageError(
+            f"--unquantised: {path} was exported from {manifest.provenance.checkpoint}, "
+            f"{bundle.path} from another checkpoint, {bundle.manifest.provenance.checkpoint}; "
+            "pass the bundle that it was quantised from"
+        )
+    return found
