@@ -170,22 +170,14 @@ def _observe(
     logits: dict[str, Float32] = {}
     own = states if same_states is None else same_states
     for name, head in bundle.manifest.heads.items():
-        rows = np.concatenate([own, made_up])
-        logits |= _logits(runner, name, rows, head.outputs)
+        logits |= _logits(runner, name, np.concatenate([own, made_up]), head.outputs)
+        end_to_end = _logits(runner, name, states, head.outputs)
+        logits |= {f"{key}, end to end": found for key, found in end_to_end.items()}
         if head.candidates is not None and head.candidates.certified and same_states is not None:
             proof = check_certificate(bundle, runner, name)
             if not proof:
                 raise ParityError(f"head {name}: {proof.text()}; nothing was written")
-    logits |= {f"{key} end to end": value for key, value in _end_to_end(runner, bundle, states)}
     return _Observed(states, logits)
-
-
-def _end_to_end(runner: Runner, bundle: Bundle, states: Float32) -> list[tuple[str, Float32]]:
-    return [
-        pair
-        for name, head in bundle.manifest.heads.items()
-        for pair in _logits(runner, name, states, head.outputs).items()
-    ]
 
 
 def _logits(runner: Runner, name: str, states: Float32, outputs: str) -> dict[str, Float32]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headport.quantize.prune.closure import Closure, always_kept
+from headport.quantize.prune.rewrite import rewrite_tokenizer
 from headport.quantize.prune.tokens import read_tokens
 from tests.quantize.prune.tokenizers_of import (
     CHAT,
@@ -128,3 +130,25 @@ def test_a_token_of_words_needs_nothing(tmp_path: Path) -> None:
     for kind in (unigram, word_piece):
         found = _closure(tmp_path / kind.__name__, kind())
         assert all(found.with_needs(i) == {i} for i in found.table.pieces)
+
+
+def test_without_the_sign_of_a_space_a_text_would_read_back_with_it(tmp_path: Path) -> None:
+    found = _closure(tmp_path, sentencepiece_bpe())
+    kept = np.array(sorted(found.base))
+    [sign] = found.always["signs of spaces"]
+    for ids, expected in ((kept, "a b"), (kept[kept != sign], "▁a▁b")):
+        after = Tokenizer.from_str(rewrite_tokenizer(found.table, ids))
+        assert after.decode(after.encode("a b", add_special_tokens=False).ids) == expected
+
+
+def test_without_the_lowest_score_an_unknown_character_would_be_cheaper(tmp_path: Path) -> None:
+    pieces = {"<unk>": 0.0, "w": -1.0, "xy": -20.0, "zuv": -20.0, "yzuv": -1.0, "q": -1.0}
+    inner = Tokenizer(models.Unigram([*pieces.items(), ("qq", -60.0)], unk_id=0))
+    found = _closure(tmp_path, inner)
+    split = ["w", "xy", "zuv"]  # x alone is unknown, which costs 10 more than the lowest score
+    assert inner.encode("wxyzuv").tokens == split
+    assert _spelled(found, "lowest score") == {"qq"}
+    kept = np.arange(len(pieces) + 1)
+    for ids, expected in ((kept, split), (kept[:-1], ["w", "x", "yzuv"])):
+        after = Tokenizer.from_str(rewrite_tokenizer(found.table, ids))
+        assert after.encode("wxyzuv").tokens == expected
