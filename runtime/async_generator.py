@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Unpack
 
 from headport.errors import RequestError
@@ -62,7 +61,7 @@ class AsyncGenerator:
     ) -> AsyncTokenStream:
         """See `Generator.stream`; checks are made when it is entered or iterated over."""
         return AsyncTokenStream(
-            partial(self.generator.submit_stream, prompt, timeout=timeout, **options)
+            partial(self.generator.submit, [prompt], timeout=timeout, single=True, **options)
         )
 
     async def score(self, texts: Prompt | Sequence[Prompt], **masks: Any) -> list[Score]:
@@ -160,12 +159,7 @@ class AsyncSubmission:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.cancel()
 
 
@@ -211,12 +205,7 @@ class AsyncTokenStream:
         await self._submission.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Unpack
 
 import numpy as np
@@ -180,12 +179,7 @@ class Generator:
     def __enter__(self) -> Generator:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def generate(
@@ -234,18 +228,7 @@ class Generator:
         Raises:
             HeadportError: As `generate`; what comes up while it runs is raised by the stream.
         """
-        return TokenStream(partial(self.submit_stream, prompt, timeout=timeout, **options))
-
-    def submit_stream(
-        self,
-        prompt: Prompt,
-        listener: Listener,
-        *,
-        timeout: float | None = None,
-        **options: Unpack[Options],
-    ) -> Submission:
-        """As `submit`, of one reply whose every token is wanted; what has more is refused."""
-        return self._submit([prompt], options, timeout, listener, streamed=True)
+        return TokenStream(partial(self.submit, [prompt], timeout=timeout, single=True, **options))
 
     def submit(
         self,
@@ -253,6 +236,7 @@ class Generator:
         *,
         listener: Listener | None = None,
         timeout: float | None = None,
+        single: bool = False,
         **options: Unpack[Options],
     ) -> Submission:
         """Hand over a request and go on.
@@ -262,12 +246,31 @@ class Generator:
             listener: Called with every token, and the place of its reply among all of the request,
                 in the thread that does the work: it must be quick, and wait for nothing.
             timeout: As `generate`.
+            single: Refuse what has more than one reply, or none before its end.
             **options: See `Options`.
 
         Raises:
             HeadportError: As `generate`, what is found before anything runs.
         """
-        return self._submit(prompts, options, timeout, listener)
+        deadline = deadline_of(timeout)
+        ids = read_prompts(prompts, self._tokens, self._ids.size)
+        request = resolve(options, self._defaults, len(ids))
+        check_ids(request.sampling, request.eos_token_ids, self._ids.size, RequestError)
+        limits = fit(ids, request, self.max_context, self._reply_limit)
+        if single:
+            check_streamed(request)
+        maker = RowMaker(request, ids, limits, self._tokens, watched=listener is not None)
+        if request.beams.num_beams > 1:
+            if listener is not None:
+                raise RequestError("beams have no tokens before their end; leave the listener out")
+            searches = maker.searches(self._runner, self._chooser, self._ids.ids)
+            ticket = self._scheduler.submit_job(beam_steps(searches), deadline, counted=True)
+            seeds: list[int | None] = [None] * len(ids)
+        else:
+            rows = maker.rows()
+            ticket = self._scheduler.submit(rows, listener, deadline)
+            seeds = [row.seed for row in rows]
+        return Submission(ticket, partial(replies_of, rerank=request.rerank), seeds, self)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation by the bundle's chat template: a prompt for `generate`.
@@ -387,32 +390,3 @@ class Generator:
                 "cut the text into windows"
             )
         return ids
-
-    def _submit(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        options: Options,
-        timeout: float | None,
-        listener: Listener | None = None,
-        *,
-        streamed: bool = False,
-    ) -> Submission:
-        deadline = deadline_of(timeout)
-        ids = read_prompts(prompts, self._tokens, self._ids.size)
-        request = resolve(options, self._defaults, len(ids))
-        check_ids(request.sampling, request.eos_token_ids, self._ids.size, RequestError)
-        limits = fit(ids, request, self.max_context, self._reply_limit)
-        if streamed:
-            check_streamed(request)
-        maker = RowMaker(request, ids, limits, self._tokens, watched=listener is not None)
-        if request.beams.num_beams > 1:
-            if listener is not None:
-                raise RequestError("beams have no tokens before their end; leave the listener out")
-            searches = maker.searches(self._runner, self._chooser, self._ids.ids)
-            ticket = self._scheduler.submit_job(beam_steps(searches), deadline, counted=True)
-            seeds: list[int | None] = [None] * len(ids)
-        else:
-            rows = maker.rows()
-            ticket = self._scheduler.submit(rows, listener, deadline)
-            seeds = [row.seed for row in rows]
-        return Submission(ticket, partial(replies_of, rerank=request.rerank), seeds, self)

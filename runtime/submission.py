@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 from headport.errors import RequestError
@@ -62,16 +61,19 @@ class TokenStream(Iterator[Token]):
 
     The reply is worked on whether its tokens are taken or not. A stream that is closed, left as a
     context manager, or no longer held ends its request.
+
+    Args:
+        submit: Makes the request; gets the listener.
     """
 
-    def __init__(self, submit: Callable[[Callable[[int, Token], None]], Submission]) -> None:
+    def __init__(self, submit: Callable[..., Submission]) -> None:
         self._arrived: queue.SimpleQueue[Token | None] = queue.SimpleQueue()
         self._done = False  # no more tokens are given out
         self._ended = False  # the last token was
         # What the request calls holds the queue and not the stream, which would else never be let
         # go while the request runs.
         put = self._arrived.put
-        self._submission = submit(lambda _, token: put(token))
+        self._submission = submit(listener=lambda _, token: put(token))
         self._submission.future.add_done_callback(lambda _: put(None))
 
     @property
@@ -109,12 +111,7 @@ class TokenStream(Iterator[Token]):
     def __enter__(self) -> TokenStream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -38,6 +38,8 @@ class Ticket:
 
     def __init__(self, deadline: float | None, wake: Callable[[], None]) -> None:
         self.future: Future[Any] = Future()
+        # Else whoever waits for it could end it, as asyncio does, and nobody would count it.
+        self.future.set_running_or_notify_cancel()
         self._start = time.monotonic()
         self._deadline = deadline
         self._wake = wake

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,22 +83,37 @@ def held(make: Any) -> Any:
         return hidden(*given)
 
     generator._runner.hidden = wait
-    yield AsyncGenerator(generator), free
+    tickets, submit = [], generator._scheduler.submit
+
+    def noted(*given: Any) -> Any:
+        tickets.append(submit(*given))
+        return tickets[-1]
+
+    generator._scheduler.submit = noted
+    yield AsyncGenerator(generator), free, tickets
     free.set()
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    async def wait() -> None:
+        while not holds():
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(wait(), 30)
+
+
 def test_a_task_that_is_cancelled_cancels_its_request(held: Any, make: Any) -> None:
-    model, free = held
+    model, free, tickets = held
 
     async def ask() -> None:
         other = asyncio.create_task(model.generate("cd", **NEW))
+        await until(lambda: len(tickets) == 1)
         task = asyncio.create_task(model.generate("ab", **NEW))
-        scheduler = model.generator._scheduler
-        while len(scheduler._requests) + len(scheduler._worker._running) < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(tickets) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await until(lambda: tickets[1]._cancelled)
         free.set()
         assert await other == make().generate("cd", **NEW)
         assert model.generator.stats.cancelled == 1
@@ -107,7 +122,7 @@ def test_a_task_that_is_cancelled_cancels_its_request(held: Any, make: Any) -> N
 
 
 def test_a_task_that_is_cancelled_before_its_request_is_made(held: Any) -> None:
-    model, free = held
+    model, free, tickets = held
     submit, begun, made = model.generator.submit, threading.Event(), threading.Event()
 
     def slowly(*given: Any, **options: Any) -> Any:
@@ -119,24 +134,21 @@ def test_a_task_that_is_cancelled_before_its_request_is_made(held: Any) -> None:
 
     async def ask() -> None:
         task = asyncio.create_task(model.generate("ab", **NEW))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
+        await until(begun.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         made.set()
-        scheduler = model.generator._scheduler
-        while not scheduler._woken:  # the runner is still held, so nobody has seen to it
-            await asyncio.sleep(0.001)
+        await until(lambda: bool(tickets) and tickets[0]._cancelled)
         free.set()
+        with pytest.raises(CancelledRequestError):
+            await asyncio.wrap_future(tickets[0].future)
 
-    asyncio.run(asyncio.wait_for(ask(), 30))
-    while model.generator.stats.cancelled == 0:
-        time.sleep(0.001)
+    asyncio.run(ask())
 
 
 def test_a_stream_that_is_left_ends_its_request(held: Any) -> None:
-    model, free = held
+    model, free, _ = held
 
     async def ask() -> None:
         async with model.stream("ab", **NEW) as stream:
@@ -150,7 +162,7 @@ def test_a_stream_that_is_left_ends_its_request(held: Any) -> None:
 
 
 def test_time_that_is_over(held: Any) -> None:
-    model, free = held
+    model, free, _ = held
 
     async def ask() -> None:
         task = asyncio.create_task(model.generate("ab", timeout=0.05, **NEW))
