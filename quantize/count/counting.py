@@ -63,9 +63,14 @@ class TokenCounter:
     def __init__(self, source: str, *, units: bool = True) -> None:
         self._tokenizer, self.vocab_size = open_tokenizer(source)
         plan = find_plan(self._tokenizer) if units else "it was asked for"
+        self._encoder = self._tokenizer
+        if isinstance(plan, UnitPlan):
+            try:
+                self._encoder, _ = open_tokenizer(plan.encoder)
+            except UsageError as error:  # ids with holes are written, and cannot be read back
+                plan = f"no copy of it can be made ({error})"
         self._plan = plan if isinstance(plan, UnitPlan) else None
         self.reason = plan.reason if isinstance(plan, UnitPlan) else plan
-        self._encoder = Tokenizer.from_str(self._plan.encoder) if self._plan else self._tokenizer
         normalizer = self._tokenizer.normalizer
         self._normalize = (
             normalizer.normalize_str

@@ -143,10 +143,17 @@ def _piece_cutter(data: _Json, cuts: _Cuts) -> PieceCutter | None:
     if data["normalizer"] is not None and any(t["normalized"] for t in data["added_tokens"]):
         return None
     added = [token["content"] for token in data["added_tokens"]]
-    if cuts.words is None or data["model"]["type"] != "BPE":
+    kinds = {step["type"] for step in _steps(data["pre_tokenizer"])}
+    if cuts.words is None or data["model"]["type"] != "BPE" or "ByteLevel" not in kinds:
         return PieceCutter(cuts.pieces, added)
-    tokens = map(spelled_bytes, data["model"]["vocab"])
+    tokens = map(spelled_bytes, data["model"]["vocab"] if _merges_alone(data["model"]) else ())
     return PieceCutter(cuts.pieces, added, tokens, cuts.words)
+
+
+def _merges_alone(model: _Json) -> bool:
+    """Whether merges alone decide how a piece becomes tokens, wherever in a word it stands."""
+    others = ("ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
+    return not any(model.get(name) for name in others)
 
 
 def _cuts_of(step: _Json) -> _Cuts | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -126,6 +127,7 @@ def _start(source: str, units: bool, *, watched: bool = True) -> None:
     if watched:
         # One process per CPU already; and nobody ends a worker whose parent was killed.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends us
         threading.Thread(target=_end_with_parent, daemon=True).start()
     _counter = TokenCounter(source, units=units)
 

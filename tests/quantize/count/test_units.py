@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from headport.quantize.count import units
 from headport.quantize.count.counting import TokenCounter
 from headport.quantize.count.pieces import ANY_CLASS, Needles, PieceCutter
-from headport.quantize.count.units import find_plan
+from headport.quantize.count.units import UnitPlan, find_plan
 from tests.quantize.count.tokenizers_of import (
     FAMILIES,
     LINES,
@@ -129,8 +130,6 @@ def test_a_document_with_a_token_that_reaches_is_encoded_as_a_whole():
 
 
 def odd_merges() -> Tokenizer:
-    import json
-
     data = json.loads(marked_merges().to_str())
     data["model"]["vocab"]["e▁t"] = len(data["model"]["vocab"])
     return Tokenizer.from_str(json.dumps(data))
@@ -154,6 +153,48 @@ def test_what_is_not_proved_is_encoded_plainly_and_said(make, reason):
     assert not found.counts_units and reason in found.reason
     whole = expected(tokenizer, list(LINES), found.vocab_size)
     assert found.count(LINES).counts.tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "cuts_han", "knows_words"),
+    [
+        ({}, True, True),
+        ({"ignore_merges": True}, False, True),  # a token that no merges lead to
+        ({"fuse_unk": True}, False, True),
+        ({"end_of_word_suffix": "</w>"}, False, True),
+        ({"byte level": False}, False, False),
+    ],
+)
+def test_pieces_need_merges_alone_and_bytes(change, cuts_han, knows_words):
+    data = json.loads(split_by(units._GPT2).to_str())
+    if "byte level" in change:
+        data["pre_tokenizer"] = data["pre_tokenizer"]["pretokenizers"][0]
+    else:
+        data["model"] |= change
+    plan = find_plan(Tokenizer.from_str(json.dumps(data)))
+    assert isinstance(plan, UnitPlan) and plan.cutter is not None
+    assert (len(plan.cutter.cut("山水山")) > 1) == cuts_han
+    assert bool(plan.cutter.words(" the")) == knows_words
+
+
+def with_whole_tokens(*texts: str, hole: int = 0) -> str:
+    """A tokenizer with tokens that no merges lead to."""
+    data = json.loads(split_by(units._GPT2).to_str())
+    data["model"]["ignore_merges"] = True
+    for text in texts:
+        [(spelled, _)] = pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(text)
+        data["model"]["vocab"][spelled] = len(data["model"]["vocab"]) + hole
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(("hole", "method"), [(0, True), (5, False)])
+def test_a_token_that_no_merges_lead_to_is_counted_as_it_comes(hole, method):
+    source = with_whole_tokens("山", "the最", hole=hole)
+    documents = ["山", "文山", "山文 山", "the最 the最a"]
+    found = TokenCounter(source)
+    assert found.counts_units == method
+    whole = expected(Tokenizer.from_str(source), documents, found.vocab_size)
+    assert found.count(documents).counts.tolist() == whole.tolist()
 
 
 def test_units_are_cut_where_it_is_safe_only():
