@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "price": ("headport.validate.price.command", "Say what a smaller vocabulary costs."),
     "report": ("headport.validate.reporting", "Write a report as HTML, Markdown or JUnit XML."),
     "compare": ("headport.validate.comparing", "Hold two reports on the same texts together."),
+    "analyse": ("headport.validate.analysis.command", "Show terms, ends, loops, certainty."),
     "gpu-check": ("headport.validate.gpu.command", "Check on a GPU what only a GPU can show."),
     "generate": ("headport.runtime.command", "Generate text from a bundle, streaming."),
     "serve": ("headport.runtime.serve.command", "Serve a bundle over HTTP, as the OpenAI API."),

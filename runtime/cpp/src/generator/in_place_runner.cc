@@ -1,0 +1,262 @@
+#include "generator/in_place_runner.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "error.h"
+
+namespace headport::internal {
+namespace {
+
+// Tokens of a prompt per run, as in Python: float results depend on it a little.
+constexpr std::size_t kChunk = 64;
+// The attention operator wants room for a chunk's padding behind every row, also behind a full one;
+// src/headport/cache_ports.py has the same number.
+constexpr std::size_t kSpareSlots = 64;
+
+constexpr const char* kPast = "past_key_values.";
+constexpr const char* kPresent = "present.";
+
+bool starts_with(const std::string& name, const char* prefix) {
+  return name.compare(0, std::strlen(prefix), prefix) == 0;
+}
+
+std::size_t cache_slots(std::size_t capacity) { return capacity + std::min(capacity, kSpareSlots); }
+
+const Graph& backbone_of(const Bundle& bundle) {
+  for (const auto& [_, graph] : bundle.manifest().graphs) {
+    if (graph.role == "backbone") return graph;
+  }
+  throw Error(HEADPORT_BUNDLE_ERROR, text(bundle.path().string(), ": no backbone in it"));
+}
+
+const Head& head_of(const Bundle& bundle, const std::string& name) {
+  const auto& heads = bundle.manifest().heads;
+  const auto found = heads.find(name);
+  if (found == heads.end()) {
+    std::string known;
+    for (const auto& [each, _] : heads) known += (known.empty() ? "" : ", ") + each;
+    throw Error(HEADPORT_BUNDLE_ERROR,
+                text(bundle.path().string(), ": no head '", name, "' in it (heads: ",
+                     known.empty() ? "none" : known, ")"));
+  }
+  if (found->second.outputs != "logits") {
+    throw Error(HEADPORT_UNSUPPORTED,
+                text(bundle.path().string(), ": head '", name, "' gives ", found->second.outputs,
+                     ", this library needs one that gives logits; run it with the Python runtime, "
+                     "or quantise without a certificate"));
+  }
+  return found->second;
+}
+
+const Graph& graph_of(const Bundle& bundle, const std::string& name) {
+  const auto& graphs = bundle.manifest().graphs;
+  const auto found = graphs.find(name);
+  if (found != graphs.end()) return found->second;
+  throw Error(HEADPORT_BUNDLE_ERROR, text(bundle.path().string(), ": no graph '", name, "' in it"));
+}
+
+const Port& port_of(const Bundle& bundle, const std::vector<Port>& ports, const std::string& name) {
+  for (const Port& port : ports) {
+    if (port.name == name) return port;
+  }
+  throw Error(HEADPORT_BUNDLE_ERROR,
+              text(bundle.path().string(), ": the manifest names no port ", name));
+}
+
+void check_ports(const Bundle& bundle, const std::string& file, std::vector<std::string> declared,
+                 std::vector<std::string> found) {
+  std::sort(declared.begin(), declared.end());
+  std::sort(found.begin(), found.end());
+  if (declared == found) return;
+  throw Error(HEADPORT_BUNDLE_ERROR,
+              text(bundle.path().string(), ": the ports of ", file,
+                   " are not those of the manifest; export the bundle again"));
+}
+
+std::vector<std::string> names_of(const std::vector<Port>& ports) {
+  std::vector<std::string> names;
+  for (const Port& port : ports) names.push_back(port.name);
+  return names;
+}
+
+}  // namespace
+
+void InPlaceRunner::Free::operator()(void* memory) const { std::free(memory); }
+
+InPlaceRunner::InPlaceRunner(std::shared_ptr<Library> library, const Bundle& bundle,
+                             const std::string& head, int threads) {
+  const Manifest& manifest = bundle.manifest();
+  if (manifest.target != "ort-cpu") {
+    throw Error(HEADPORT_UNSUPPORTED,
+                text(bundle.path().string(), ": a bundle lowered to ort-cpu was expected, target ",
+                     manifest.target, " was found; run `headport lower --target ort-cpu`"));
+  }
+  const Graph& backbone = backbone_of(bundle);
+  const Head& entry = head_of(bundle, head);
+  const Graph& graph = graph_of(bundle, entry.graph);
+  read_ports(bundle, backbone, graph);
+  backbone_ = std::make_unique<Session>(library, bundle.file(backbone.file).string(),
+                                        manifest.session_options, threads);
+  head_ = std::make_unique<Session>(library, bundle.file(graph.file).string(),
+                                    manifest.session_options, threads);
+  check_ports(bundle, backbone.file, names_of(backbone.inputs), backbone_->inputs());
+  check_ports(bundle, backbone.file, names_of(backbone.outputs), backbone_->outputs());
+  check_ports(bundle, graph.file, names_of(graph.inputs), head_->inputs());
+  check_ports(bundle, graph.file, names_of(graph.outputs), head_->outputs());
+}
+
+void InPlaceRunner::read_ports(const Bundle& bundle, const Graph& backbone, const Graph& head) {
+  const std::string where = bundle.path().string();
+  for (const Port& port : backbone.inputs) {
+    const bool known = port.name == "input_ids" || port.name == "seqlens_k" ||
+                       port.name == "query_seqlens" || port.name == "total_sequence_length";
+    if (known) continue;
+    if (!starts_with(port.name, kPast)) {
+      throw Error(HEADPORT_UNSUPPORTED,
+                  text(where, ": this library runs backbones with keys and values alone, input ",
+                       port.name, " was found; run this bundle with the Python runtime"));
+    }
+    Cache cache;
+    cache.past = port.name;
+    cache.present = kPresent + port.name.substr(std::strlen(kPast));
+    cache.dtype = port.dtype;
+    if (port.shape.size() != 4 || port.shape[1] < 1 || port.shape[3] < 1) {
+      throw Error(HEADPORT_BUNDLE_ERROR,
+                  text(where, ": [batch, KV, slots, D] was expected as the shape of ", port.name));
+    }
+    cache.heads = port.shape[1];
+    cache.width = port.shape[3];
+    port_of(bundle, backbone.outputs, cache.present);
+    caches_.push_back(std::move(cache));
+  }
+  for (const char* name : {"input_ids", "seqlens_k", "query_seqlens", "total_sequence_length"}) {
+    port_of(bundle, backbone.inputs, name);
+  }
+  const Port& hidden = port_of(bundle, backbone.outputs, "hidden_states");
+  const Port& input = port_of(bundle, head.inputs, "hidden_states");
+  if (hidden.shape.empty() || hidden.shape.back() < 1 || hidden.dtype != input.dtype) {
+    throw Error(HEADPORT_BUNDLE_ERROR,
+                text(where, ": the head was expected to take what the backbone gives, ",
+                     hidden.dtype, "; it takes ", input.dtype));
+  }
+  const Port& logits = port_of(bundle, head.outputs, "logits");
+  if (logits.dtype != "float" || logits.shape.size() != 2 || logits.shape[1] < 1) {
+    throw Error(HEADPORT_BUNDLE_ERROR,
+                text(where, ": logits of type float and shape [rows, V] were expected"));
+  }
+  width_ = static_cast<std::size_t>(logits.shape[1]);
+  hidden_size_ = static_cast<std::size_t>(hidden.shape.back());
+  hidden_dtype_ = hidden.dtype;
+  hidden_bytes_ = hidden_size_ * element_bytes(hidden.dtype);
+}
+
+void InPlaceRunner::reserve(std::size_t rows, std::size_t capacity) {
+  if (rows <= rows_ && capacity <= capacity_) return;
+  rows = std::max(rows, rows_);
+  capacity = std::max(capacity, capacity_);
+  // Nothing is left half-made where memory runs out.
+  rows_ = capacity_ = 0;
+  steps_.clear();
+  heads_.clear();
+  const std::size_t slots = cache_slots(capacity);
+  for (Cache& cache : caches_) {
+    cache.row_bytes = static_cast<std::size_t>(cache.heads * cache.width) * slots *
+                      element_bytes(cache.dtype);
+    cache.data.reset();
+    cache.data.reset(static_cast<char*>(std::calloc(rows, cache.row_bytes)));
+    if (cache.data == nullptr) throw std::bad_alloc();
+  }
+  total_sequence_length_ = static_cast<std::int32_t>(slots);
+  ids_.assign(rows, 0);
+  seqlens_k_.assign(rows, 0);
+  query_seqlens_.assign(rows, 0);
+  lengths_.assign(rows, 0);
+  hidden_.assign(rows * hidden_bytes_, 0);
+  logits_.assign(rows * width_, 0.0f);
+  steps_.resize(rows);
+  heads_.resize(rows);
+  rows_ = rows;
+  capacity_ = capacity;
+}
+
+std::unique_ptr<Binding> InPlaceRunner::bind(std::size_t first, std::size_t count,
+                                             std::int64_t* ids, std::size_t length, char* hidden) {
+  auto binding = std::make_unique<Binding>(*backbone_);
+  const auto rows = static_cast<std::int64_t>(count);
+  const auto tokens = static_cast<std::int64_t>(length);
+  binding->input("input_ids", ids, {rows, tokens}, "int64");
+  binding->input("seqlens_k", seqlens_k_.data() + first, {rows}, "int32");
+  binding->input("query_seqlens", query_seqlens_.data() + first, {rows}, "int32");
+  binding->input("total_sequence_length", &total_sequence_length_, {}, "int32");
+  binding->output("hidden_states", hidden,
+                  {rows, tokens, static_cast<std::int64_t>(hidden_size_)}, hidden_dtype_);
+  for (Cache& cache : caches_) {
+    char* data = cache.data.get() + first * cache.row_bytes;
+    const std::vector<std::int64_t> shape = {rows, cache.heads, total_sequence_length_,
+                                             cache.width};
+    binding->input(cache.past, data, shape, cache.dtype);
+    binding->output(cache.present, data, shape, cache.dtype);
+  }
+  return binding;
+}
+
+void InPlaceRunner::begin(std::size_t row, IdSpan tokens) {
+  lengths_[row] = 0;
+  std::vector<std::int64_t> ids;
+  std::vector<char> hidden;
+  for (std::size_t start = 0; start < tokens.size; start += kChunk) {
+    const std::size_t length = std::min(kChunk, tokens.size - start);
+    ids.assign(tokens.data + start, tokens.data + start + length);
+    hidden.resize(length * hidden_bytes_);
+    lengths_[row] += length;
+    query_seqlens_[row] = static_cast<std::int32_t>(length);
+    seqlens_k_[row] = static_cast<std::int32_t>(lengths_[row] - 1);
+    bind(row, 1, ids.data(), length, hidden.data())->run();
+  }
+  std::memcpy(hidden_of(row), hidden.data() + hidden.size() - hidden_bytes_, hidden_bytes_);
+}
+
+void InPlaceRunner::step(const std::int64_t* tokens, std::size_t count) {
+  auto& binding = steps_[count - 1];
+  if (binding == nullptr) binding = bind(0, count, ids_.data(), 1, hidden_.data());
+  for (std::size_t row = 0; row < count; ++row) {
+    ids_[row] = tokens[row];
+    query_seqlens_[row] = 1;
+    seqlens_k_[row] = static_cast<std::int32_t>(lengths_[row]);
+    ++lengths_[row];
+  }
+  binding->run();
+}
+
+const float* InPlaceRunner::logits(std::size_t count) {
+  auto& binding = heads_[count - 1];
+  if (binding == nullptr) {
+    binding = std::make_unique<Binding>(*head_);
+    const auto rows = static_cast<std::int64_t>(count);
+    binding->input("hidden_states", hidden_.data(),
+                   {rows, static_cast<std::int64_t>(hidden_size_)}, hidden_dtype_);
+    binding->output("logits", logits_.data(), {rows, static_cast<std::int64_t>(width_)}, "float");
+  }
+  binding->run();
+  return logits_.data();
+}
+
+void InPlaceRunner::copy(std::size_t source, std::size_t target) {
+  lengths_[target] = lengths_[source];
+  for (Cache& cache : caches_) {
+    // Of each key-value head the slots that hold tokens.
+    const std::size_t head_bytes = cache.row_bytes / static_cast<std::size_t>(cache.heads);
+    const std::size_t held = lengths_[source] * static_cast<std::size_t>(cache.width) *
+                             element_bytes(cache.dtype);
+    for (std::size_t head = 0; head < static_cast<std::size_t>(cache.heads); ++head) {
+      const std::size_t place = head * head_bytes;
+      std::memcpy(cache.data.get() + target * cache.row_bytes + place,
+                  cache.data.get() + source * cache.row_bytes + place, held);
+    }
+  }
+}
+
+}  // namespace headport::internal

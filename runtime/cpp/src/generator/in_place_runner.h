@@ -1,0 +1,70 @@
+// Runs bundles that were lowered to `ort-cpu`: GroupQueryAttention that writes into right-padded
+// caches in place. Mirrors headport.runner.InPlaceRunner.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bundle/bundle.h"
+#include "generator/runner.h"
+#include "ort/session.h"
+
+namespace headport::internal {
+
+class InPlaceRunner final : public Runner {
+ public:
+  // Errors: HEADPORT_UNSUPPORTED if the bundle is of another target or form; HEADPORT_BUNDLE_ERROR
+  // if a graph is not what the manifest says.
+  InPlaceRunner(std::shared_ptr<Library> library, const Bundle& bundle, const std::string& head,
+                int threads);
+
+  std::size_t width() const override { return width_; }
+  void reserve(std::size_t rows, std::size_t capacity) override;
+  void begin(std::size_t row, IdSpan tokens) override;
+  void step(const std::int64_t* tokens, std::size_t count) override;
+  const float* logits(std::size_t count) override;
+  void copy(std::size_t source, std::size_t target) override;
+
+ private:
+  struct Free {
+    void operator()(void* memory) const;
+  };
+  // Keys or values of one layer, [rows, KV, slots, D].
+  struct Cache {
+    std::string past;
+    std::string present;
+    std::string dtype;
+    std::int64_t heads = 0;
+    std::int64_t width = 0;
+    std::size_t row_bytes = 0;
+    std::unique_ptr<char, Free> data;
+  };
+
+  void read_ports(const Bundle& bundle, const Graph& backbone, const Graph& head);
+  // Binds rows first … first + count - 1 for runs of `length` tokens each.
+  std::unique_ptr<Binding> bind(std::size_t first, std::size_t count, std::int64_t* ids,
+                                std::size_t length, char* hidden);
+  char* hidden_of(std::size_t row) { return hidden_.data() + row * hidden_bytes_; }
+
+  std::unique_ptr<Session> backbone_;
+  std::unique_ptr<Session> head_;
+  std::vector<Cache> caches_;
+  std::size_t hidden_size_ = 0;
+  std::size_t hidden_bytes_ = 0;  // of one token
+  std::string hidden_dtype_;
+  std::size_t width_ = 0;
+
+  std::size_t rows_ = 0;
+  std::size_t capacity_ = 0;
+  std::int32_t total_sequence_length_ = 0;
+  std::vector<std::int64_t> ids_;              // [rows]
+  std::vector<std::int32_t> seqlens_k_;        // [rows]
+  std::vector<std::int32_t> query_seqlens_;    // [rows]
+  std::vector<std::size_t> lengths_;           // [rows]
+  std::vector<char> hidden_;                   // [rows, H]
+  std::vector<float> logits_;                  // [rows, width]
+  std::vector<std::unique_ptr<Binding>> steps_;  // by rows - 1, bound once
+  std::vector<std::unique_ptr<Binding>> heads_;  // by rows - 1
+};
+
+}  // namespace headport::internal

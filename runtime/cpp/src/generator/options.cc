@@ -1,0 +1,219 @@
+#include "generator/options.h"
+
+#include "error.h"
+#include "generator/cancel.h"
+#include "generator/limits.h"
+#include "sampling/filters.h"
+
+namespace headport::internal {
+namespace {
+
+headport_ids lent(const Ids& ids) { return {ids.data(), ids.size()}; }
+
+Ids taken(const headport_ids& list, const char* name) {
+  if (list.count > 0 && list.ids == nullptr) {
+    throw Error(HEADPORT_USAGE_ERROR, text(name, ": a pointer to ", list.count,
+                                           " ids was expected, a null pointer was found"));
+  }
+  return Ids(list.ids, list.ids + list.count);
+}
+
+// One row of a table per number that options and `Sampling` have in common.
+struct Real {
+  double headport_options::*option;
+  double Sampling::*field;
+  bool filters;  // plays no part where decoding is greedy
+};
+
+constexpr Real kReals[] = {
+    {&headport_options::temperature, &Sampling::temperature, false},
+    {&headport_options::top_p, &Sampling::top_p, true},
+    {&headport_options::min_p, &Sampling::min_p, true},
+    {&headport_options::typical_p, &Sampling::typical_p, true},
+    {&headport_options::epsilon_cutoff, &Sampling::epsilon_cutoff, true},
+    {&headport_options::eta_cutoff, &Sampling::eta_cutoff, true},
+    {&headport_options::repetition_penalty, &Sampling::repetition_penalty, false},
+    {&headport_options::presence_penalty, &Sampling::presence_penalty, false},
+    {&headport_options::frequency_penalty, &Sampling::frequency_penalty, false},
+};
+
+struct Whole {
+  std::int64_t headport_options::*option;
+  std::int64_t Sampling::*field;
+  bool filters;
+};
+
+constexpr Whole kWholes[] = {
+    {&headport_options::top_k, &Sampling::top_k, true},
+    {&headport_options::no_repeat_ngram_size, &Sampling::no_repeat_ngram_size, false},
+    {&headport_options::min_length, &Sampling::min_length, false},
+    {&headport_options::min_new_tokens, &Sampling::min_new_tokens, false},
+};
+
+headport_context lent_context(const Context& context) {
+  return {{context.prompt.data, context.prompt.size},
+          {context.tokens.data, context.tokens.size},
+          {context.ends.data, context.ends.size},
+          context.index,
+          static_cast<std::size_t>(context.sample)};
+}
+
+void refuse_failed(headport_status status, const char* name, const Context& context) {
+  if (status == HEADPORT_OK) return;
+  throw Error(status == HEADPORT_CANCELLED ? HEADPORT_CANCELLED : HEADPORT_REQUEST_ERROR,
+              text(name, ": the callback of prompt ", context.index, ", step ",
+                   context.tokens.size, " failed with status ", static_cast<int>(status)));
+}
+
+void take_callbacks(const headport_options& options, Request& request) {
+  void* user = options.rules_user;
+  if (options.allowed != nullptr) {
+    request.sampling.allowed = [call = options.allowed, user](const Context& context) {
+      const headport_context lent = lent_context(context);
+      headport_ids ids{nullptr, SIZE_MAX};  // as no callback would say it: left alone
+      refuse_failed(call(user, &lent, &ids), "allowed", context);
+      if (ids.count == SIZE_MAX) return AllowedAnswer{};
+      return AllowedAnswer{false, IdSpan(ids.ids, ids.ids == nullptr ? 0 : ids.count)};
+    };
+  }
+  if (options.process_scores != nullptr) {
+    request.sampling.process_scores = [call = options.process_scores, user](
+                                          const Context& context, double* scores,
+                                          const std::int64_t* ids, std::size_t count) {
+      const headport_context lent = lent_context(context);
+      refuse_failed(call(user, &lent, scores, ids, count), "process_scores", context);
+    };
+  }
+  if (options.on_token != nullptr) {
+    request.on_token = [call = options.on_token,
+                        user = options.on_token_user](const headport_token& token) {
+      return call(user, &token) == 0;
+    };
+  }
+  if (options.cancel != nullptr) request.cancelled = &options.cancel->requested;
+}
+
+Sampling sampling_of(const headport_options& options) {
+  Sampling found;
+  for (const Real& each : kReals) found.*each.field = options.*each.option;
+  for (const Whole& each : kWholes) found.*each.field = options.*each.option;
+  const bool null_lists = (options.logit_bias == nullptr && options.logit_bias_count > 0) ||
+                          (options.bad_words == nullptr && options.bad_words_count > 0);
+  if (null_lists) {
+    throw Error(HEADPORT_USAGE_ERROR, "logit_bias, bad_words: a pointer was expected, a null "
+                                      "pointer was found with a count above 0");
+  }
+  for (std::size_t n = 0; n < options.logit_bias_count; ++n) {
+    const headport_bias& each = options.logit_bias[n];
+    found.logit_bias.emplace_back(taken(each.sequence, "logit_bias"), each.bias);
+  }
+  unite_equal_sequences(found.logit_bias);
+  for (std::size_t n = 0; n < options.bad_words_count; ++n) {
+    found.bad_words.push_back(taken(options.bad_words[n], "bad_words"));
+  }
+  found.suppress_tokens = taken(options.suppress_tokens, "suppress_tokens");
+  found.begin_suppress_tokens = taken(options.begin_suppress_tokens, "begin_suppress_tokens");
+  found.allowed_ids = taken(options.allowed_ids, "allowed_ids");
+  return found;
+}
+
+// Refuse what is right alone and has no meaning together.
+void check_together(const Request& request, const Defaults& defaults) {
+  const Sampling& sampling = request.sampling;
+  if (sampling.temperature == 0.0) {
+    bool ignored = false;
+    for (const Real& each : kReals) {
+      ignored |= each.filters && sampling.*each.field != defaults.sampling.*each.field;
+    }
+    for (const Whole& each : kWholes) {
+      ignored |= each.filters && sampling.*each.field != defaults.sampling.*each.field;
+    }
+    if (ignored && filtering(sampling)) {
+      throw Error(HEADPORT_REQUEST_ERROR,
+                  "the filters (top_k, top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff) would "
+                  "have no effect, because temperature is 0; give one above 0, such as 1.0");
+    }
+    if (request.n > 1) {
+      throw Error(HEADPORT_REQUEST_ERROR,
+                  text("n=", request.n, " greedy replies would all be equal; give a temperature "
+                       "above 0"));
+    }
+  }
+  const bool given = sampling.min_new_tokens != defaults.sampling.min_new_tokens;
+  if (given && request.explicit_limit && sampling.min_new_tokens > request.max_new_tokens) {
+    throw Error(HEADPORT_REQUEST_ERROR,
+                text("min_new_tokens=", sampling.min_new_tokens, " is above max_new_tokens=",
+                     request.max_new_tokens));
+  }
+  if (sampling.allowed && !sampling.allowed_ids.empty()) {
+    throw Error(HEADPORT_REQUEST_ERROR,
+                "allowed_ids would have no effect beside a callback `allowed`; give one of them");
+  }
+}
+
+std::vector<std::uint64_t> seeds_of(const headport_options& options, std::size_t prompts) {
+  if (options.seed_count == 0) return {};
+  if (options.seeds == nullptr || (options.seed_count != 1 && options.seed_count != prompts)) {
+    throw Error(HEADPORT_REQUEST_ERROR,
+                text("one seed, or one for each of the ", prompts, " prompts, was expected; ",
+                     options.seeds == nullptr ? 0 : options.seed_count, " were given"));
+  }
+  std::vector<std::uint64_t> found(options.seeds, options.seeds + options.seed_count);
+  found.resize(prompts, found[0]);
+  return found;
+}
+
+}  // namespace
+
+DefaultLists::DefaultLists(const Defaults& defaults) : defaults_(defaults) {
+  for (const auto& [words, bias] : defaults.sampling.logit_bias) {
+    bias_.push_back({lent(words), bias});
+  }
+  for (const Ids& words : defaults.sampling.bad_words) bad_words_.push_back(lent(words));
+}
+
+void DefaultLists::lend(headport_options& options) const {
+  options.logit_bias = bias_.data();
+  options.logit_bias_count = bias_.size();
+  options.bad_words = bad_words_.data();
+  options.bad_words_count = bad_words_.size();
+  options.suppress_tokens = lent(defaults_.sampling.suppress_tokens);
+  options.begin_suppress_tokens = lent(defaults_.sampling.begin_suppress_tokens);
+  options.eos_token_ids = lent(defaults_.ends);
+}
+
+headport_options options_of(const Defaults& defaults, const DefaultLists& lists) {
+  headport_options found{};
+  found.struct_size = sizeof found;
+  for (const Real& each : kReals) found.*each.option = defaults.sampling.*each.field;
+  for (const Whole& each : kWholes) found.*each.option = defaults.sampling.*each.field;
+  lists.lend(found);
+  found.n = defaults.n;
+  found.logprobs = -1;
+  return found;
+}
+
+Request resolve(const headport_options& options, const Defaults& defaults, std::size_t prompts,
+                std::int64_t vocab_size) {
+  Request request;
+  request.sampling = sampling_of(options);
+  std::string faults = faults_of(request.sampling);
+  const std::string others = faults_of(options.max_new_tokens, options.n, options.logprobs);
+  if (!faults.empty() && !others.empty()) faults += "; ";
+  faults += others;
+  if (!faults.empty()) throw Error(HEADPORT_REQUEST_ERROR, faults);
+  request.explicit_limit = options.max_new_tokens > 0;
+  request.max_new_tokens =
+      request.explicit_limit ? options.max_new_tokens : defaults.max_new_tokens;
+  request.max_length = defaults.max_length;
+  request.ends = taken(options.eos_token_ids, "eos_token_ids");
+  request.n = options.n;
+  request.logprobs = options.logprobs;
+  request.seeds = seeds_of(options, prompts);
+  take_callbacks(options, request);
+  check_together(request, defaults);
+  check_ids(request.sampling, request.ends, vocab_size, HEADPORT_REQUEST_ERROR);
+  return request;
+}
+
+}  // namespace headport::internal

@@ -1,0 +1,29 @@
+// Executes a bundle: token ids in, logits out, for rows that start and end apart from each other.
+#pragma once
+
+#include <cstddef>
+
+#include "span.h"
+
+namespace headport::internal {
+
+// Each row has a cache, and a place among the hidden states that the head is given.
+class Runner {
+ public:
+  virtual ~Runner() = default;
+
+  // Columns of the head.
+  virtual std::size_t width() const = 0;
+  // Make room for rows of up to `capacity` tokens each; forgets all rows where there was less.
+  virtual void reserve(std::size_t rows, std::size_t capacity) = 0;
+  // Forget a row, and run a prompt in it; the hidden state of its last token is its own.
+  virtual void begin(std::size_t row, IdSpan tokens) = 0;
+  // Append one token to each of the rows 0 … count - 1.
+  virtual void step(const std::int64_t* tokens, std::size_t count) = 0;
+  // Logits of the hidden states of rows 0 … count - 1, [count, width]; valid until the next call.
+  virtual const float* logits(std::size_t count) = 0;
+  // Make `target` hold the tokens of `source`.
+  virtual void copy(std::size_t source, std::size_t target) = 0;
+};
+
+}  // namespace headport::internal

@@ -1,0 +1,108 @@
+// Runs requests with a bundle, as a program that embeds the library would:
+// `run_requests BUNDLE REQUESTS.json REPLIES.json [MAX_ROWS]`; ONNX Runtime is $HEADPORT_ORT.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <headport/headport.hpp>
+#include <nlohmann/json.hpp>
+
+namespace {
+
+using headport::TokenIds;
+using nlohmann::json;
+
+void read_options(headport::Options& options, const json& given) {
+  const auto number = [&](const char* name, auto& field) {
+    if (given.contains(name)) field = given[name];
+  };
+  number("max_new_tokens", options.max_new_tokens);
+  number("min_new_tokens", options.min_new_tokens);
+  number("temperature", options.temperature);
+  number("top_k", options.top_k);
+  number("top_p", options.top_p);
+  number("min_p", options.min_p);
+  number("typical_p", options.typical_p);
+  number("epsilon_cutoff", options.epsilon_cutoff);
+  number("eta_cutoff", options.eta_cutoff);
+  number("repetition_penalty", options.repetition_penalty);
+  number("presence_penalty", options.presence_penalty);
+  number("frequency_penalty", options.frequency_penalty);
+  number("no_repeat_ngram_size", options.no_repeat_ngram_size);
+  number("n", options.n);
+  number("logprobs", options.logprobs);
+  if (given.contains("seed")) options.set_seed(given["seed"]);
+  if (given.contains("bad_words")) options.set_bad_words(given["bad_words"]);
+  if (given.contains("suppress_tokens")) options.set_suppress_tokens(given["suppress_tokens"]);
+  if (given.contains("begin_suppress_tokens")) {
+    options.set_begin_suppress_tokens(given["begin_suppress_tokens"]);
+  }
+  if (given.contains("allowed")) options.set_allowed_ids(given["allowed"]);
+  if (given.contains("logit_bias")) {
+    std::vector<std::pair<TokenIds, double>> pairs;
+    for (const json& pair : given["logit_bias"]) {
+      pairs.emplace_back(pair[0].get<TokenIds>(), pair[1].get<double>());
+    }
+    options.set_logit_bias(std::move(pairs));
+  }
+}
+
+json reply_of(const headport::Reply& reply) {
+  static const char* const kFinish[] = {"none", "eos", "length"};
+  json found = {{"prompt", reply.prompt},
+                {"sample", reply.sample},
+                {"token_ids", reply.token_ids},
+                {"finish_reason", kFinish[reply.finish]}};
+  for (const headport::Likelihood& each : reply.likelihoods) {
+    json top = json::array();
+    for (const headport::TopLogprob& rank : each.top) top.push_back({rank.token_id, rank.logprob});
+    found["logprobs"].push_back({each.logprob, each.processed_logprob, top});
+  }
+  return found;
+}
+
+int run(const char* bundle, const char* requests, const char* replies, const char* rows) {
+  headport_settings settings = headport::default_settings();
+  if (rows != nullptr) settings.max_rows = std::atoll(rows);
+  settings.threads = 1;
+  headport::Generator generator(bundle, settings);
+  const headport_info info = generator.info();
+  std::ifstream stream(requests);
+  json found = {{"onnxruntime", info.onnxruntime_version},
+                {"vocab_size", info.vocab_size},
+                {"kept_size", info.kept_size},
+                {"requests", json::array()}};
+  for (const json& request : json::parse(stream)) {
+    headport::Options options = generator.options();
+    read_options(options, request["options"]);
+    json streamed = json::array();
+    options.set_on_token([&](const headport_token& token) {
+      streamed.push_back({token.prompt, token.sample, token.step, token.token_id});
+      return true;
+    });
+    json written = json::array();
+    for (const headport::Reply& reply : generator.generate(request["prompts"], options)) {
+      written.push_back(reply_of(reply));
+    }
+    found["requests"].push_back({{"replies", written}, {"streamed", streamed}});
+  }
+  std::ofstream(replies) << found.dump() << "\n";
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count < 4) {
+    std::fprintf(stderr, "usage: run_requests BUNDLE REQUESTS.json REPLIES.json [MAX_ROWS]\n");
+    return 2;
+  }
+  try {
+    return run(arguments[1], arguments[2], arguments[3], count > 4 ? arguments[4] : nullptr);
+  } catch (const headport::Error& error) {
+    std::fprintf(stderr, "%s: %s\n", headport_status_name(error.status()), error.what());
+    return 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 3;
+  }
+}

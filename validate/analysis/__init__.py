@@ -1,0 +1,1 @@
+"""Analyse: what a model's logits say about single terms, ends, loops and certainty."""
