@@ -66,7 +66,8 @@ def selection_of(options: Options, source: Bundle, closure: Closure, available: 
         QuantizeError: If the bundle lacks tokens that are always kept.
     """
     present = set(available.tolist())
-    if missing := closure.base - present:
+    # An id that no token has can be named by a configuration all the same.
+    if missing := (closure.base - present) & closure.table.pieces.keys():
         raise QuantizeError(
             f"the bundle was pruned before and lacks {len(missing)} tokens that are always kept, "
             f"such as {closure.table.pieces.get(min(missing))!r} (id:{min(missing)}); prune the "
@@ -76,7 +77,8 @@ def selection_of(options: Options, source: Bundle, closure: Closure, available: 
     if gone := sorted(keep - present):
         shown = ", ".join(f"{closure.table.pieces.get(i)!r} (id:{i})" for i in gone[:_SHOWN])
         raise UsageError(
-            f"--keep: the bundle was pruned before and lacks {len(gone)} of these tokens: {shown}"
+            f"--keep: {len(gone)} of these ids were cut before, or --mode both has no token for "
+            f"them: {shown}; leave them out, or prune the bundle this one was made from"
         )
     wanted = Wanted(
         counts=_corpus_counts(options, source, closure),

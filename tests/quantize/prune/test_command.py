@@ -401,6 +401,40 @@ def test_unknown_tokens_are_all_named(tmp_path: Path) -> None:
         _pruned(tmp_path, source, keep=tmp_path / "keep.txt")
 
 
+def test_an_id_that_no_token_has_is_kept_where_ids_stay(tmp_path: Path) -> None:
+    """A configuration may end a reply with a row that the tokenizer does not name."""
+    document = json.loads(byte_level().to_str())
+    vocabulary = document["model"]["vocab"]
+    hole = vocabulary.pop("Ġheart")
+    document["model"]["merges"] = [
+        pair for pair in document["model"]["merges"] if "Ġheart" not in (pair[0] + pair[1], *pair)
+    ]
+    # Added tokens behind a vocabulary with a gap would be numbered into it.
+    document |= {"added_tokens": document["added_tokens"][:1], "post_processor": None}
+    words = Tokenizer.from_str(json.dumps(document))
+    assert words.id_to_token(hole) is None
+    generation = {"eos_token_id": [words.token_to_id("<|pad|>"), hole]}
+    source = write_bundle(tmp_path / "toy", words, generation=generation, chat=None)
+    output, both = (_pruned(tmp_path, source, mode, mode=mode) for mode in ("output", "both"))
+    assert hole in _columns(output, source) and hole not in _columns(both, source)
+    new = Tokenizer.from_file(str(both.path / "tokenizer.json")).token_to_id("<|pad|>")
+    assert both.manifest.defaults["eos_token_id"] == [new]
+    notes = both.manifest.provenance.stages[-1].report["notes"]
+    assert any(f"eos_token_id: {hole}" in note for note in notes)
+    (tmp_path / "keep.txt").write_text(f"id:{hole}\n")
+    with pytest.raises(UsageError, match="--mode both has no token for them"):
+        _pruned(tmp_path, source, "third", mode="both", keep=tmp_path / "keep.txt")
+
+
+def test_what_was_cut_before_cannot_come_back(tmp_path: Path) -> None:
+    source = write_bundle(tmp_path / "toy", byte_level())
+    first = _pruned(tmp_path, source)
+    gone = set(range(source.manifest.vocabulary.size)) - set(_columns(first, source).tolist())
+    (tmp_path / "keep.txt").write_text(f"id:{min(gone)}\n")
+    with pytest.raises(UsageError, match="1 of these ids were cut before"):
+        _pruned(tmp_path, first, "second", keep=tmp_path / "keep.txt")
+
+
 def test_a_tokenizer_of_whole_words_is_left_as_it_is(tmp_path: Path) -> None:
     from tokenizers import models
 
