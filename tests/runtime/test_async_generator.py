@@ -121,6 +121,22 @@ def test_a_task_that_is_cancelled_cancels_its_request(held: Any, make: Any) -> N
     asyncio.run(ask())
 
 
+def test_replies_whose_wait_is_cancelled_are_cancelled(held: Any) -> None:
+    model, _, tickets = held
+
+    async def ask() -> None:
+        submission = model.submit("ab", **NEW)
+        await submission.start()
+        task = asyncio.create_task(submission.replies())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert tickets[0]._cancelled
+
+    asyncio.run(ask())
+
+
 def test_a_task_that_is_cancelled_before_its_request_is_made(held: Any) -> None:
     model, free, tickets = held
     submit, begun, made = model.generator.submit, threading.Event(), threading.Event()
