@@ -1,4 +1,4 @@
-"""Bundles with fewer head rows, made without `headport prune`: only rows of the head are cut."""
+"""Bundles of a part of another one: fewer rows of its head, or its head without its backbone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import onnx_ir as ir
 
 from headport.bundle import Bundle, draft_bundle
 from headport.graphs import load_graphs, rewrite_bundle
-from headport.ledger import head_weight
+from headport.ledger import head_weight, read_tensor
 from headport.selftest import write_selftest
+from tests.toy_bundles import write_toy
 
 
 def cut_head(source: Bundle, output: Path, ids: np.ndarray) -> Bundle:
@@ -38,3 +39,10 @@ def cut_head(source: Bundle, output: Path, ids: np.ndarray) -> Bundle:
         )
         changed = msgspec.structs.replace(changed, heads={"lm": cut}, vocabulary=vocabulary)
         return draft.commit(write_selftest(draft.preview(changed)))
+
+
+def head_alone(source: Bundle, output: Path) -> Bundle:
+    """The head's weight behind a lookup: what becomes of a head needs no backbone to run."""
+    entry, _ = head_weight(source.manifest, source.manifest.heads["lm"])
+    context = source.manifest.model.max_context
+    return write_toy(output, np.array(read_tensor(source, entry)), max_context=context)

@@ -20,13 +20,15 @@ from headport.export.command import Options as ExportOptions
 from headport.export.command import export
 from headport.lowering import Options as LowerOptions
 from headport.lowering import lower
+from headport.quantize.calibration import Calibration, calibrate
 from headport.quantize.command import Options as QuantizeOptions
 from headport.quantize.command import quantize
+from headport.quantize.states import collect_states
 from headport.runtime.engine.command import Options as EngineOptions
 from headport.runtime.engine.command import engine
 from headport.runtime.engine.plan import Source, build_recorded
 from headport.runtime.engine.profiles import parse_profiles
-from tests.tensorrt.bundles import cut_head
+from tests.tensorrt.bundles import cut_head, head_alone
 from tests.tensorrt.test_engines import FORMATS
 
 pytestmark = pytest.mark.real_model
@@ -64,12 +66,19 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def calibration(half: Bundle, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Calibration:
+    """Of the model's own hidden states."""
+    found = collect_states(half, [texts], tmp_path_factory.mktemp("states"), 640)
+    return calibrate(found.parts(), half.manifest.model.hidden_size)
+
+
 def head_of(source: Bundle, folder: Path, name: str, texts: Path) -> Bundle:
     """A bundle lowered for TensorRT whose head is stored as asked."""
     options = FORMATS[name]
     if options:
         if name == "w8a8":
-            options = {**options, "calibration": (texts,), "calibration_tokens": 640}
+            options = {**options, "calibration": (texts,)}
         source = quantize(QuantizeOptions(bundle=source.path, output=folder / "q", **options))
     return lower(
         LowerOptions(bundle=source.path, output=folder / "low", target="tensorrt", top_k=64)
@@ -97,11 +106,21 @@ def plan_of_head(lowered: Bundle, folder: Path) -> EngineRecord:
 @pytest.mark.parametrize("cut", [False, True], ids=["full", "pruned"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_its_head_in_every_format(
-    half: Bundle, texts: Path, tmp_path: Path, name: str, cut: bool
+    half: Bundle,
+    texts: Path,
+    calibration: Calibration,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    cut: bool,
 ) -> None:
-    source = half
+    monkeypatch.setattr(
+        "headport.quantize.command._calibration",
+        lambda options, _: calibration if options.calibration else None,
+    )
+    source = head_alone(half, tmp_path / "head")
     if cut:
-        source = cut_head(half, tmp_path / "cut", np.arange(KEPT) * 3)
+        source = cut_head(source, tmp_path / "cut", np.arange(KEPT) * 3)
     lowered = head_of(source, tmp_path, name, texts)
     record = plan_of_head(lowered, tmp_path)
     [weight] = record.weights
