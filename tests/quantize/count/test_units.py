@@ -187,14 +187,21 @@ def with_whole_tokens(*texts: str, hole: int = 0) -> str:
     return json.dumps(data)
 
 
-@pytest.mark.parametrize(("hole", "method"), [(0, True), (5, False)])
-def test_a_token_that_no_merges_lead_to_is_counted_as_it_comes(hole, method):
+@pytest.mark.parametrize("hole", [0, 5])
+def test_a_token_that_no_merges_lead_to_is_counted_as_it_comes(hole):
     source = with_whole_tokens("山", "the最", hole=hole)
     documents = ["山", "文山", "山文 山", "the最 the最a"]
     found = TokenCounter(source)
-    assert found.counts_units == method
+    assert found.counts_units
     whole = expected(Tokenizer.from_str(source), documents, found.vocab_size)
     assert found.count(documents).counts.tolist() == whole.tolist()
+
+
+def test_a_tokenizer_that_cannot_be_copied_is_counted_plainly(monkeypatch):
+    monkeypatch.setattr(units, "_without", lambda data, *parts: "{}")
+    found = TokenCounter(byte_level().to_str())
+    assert not found.counts_units and "no copy of it can be made" in found.reason
+    assert found.count(LINES).counts.sum() > 0
 
 
 def test_units_are_cut_where_it_is_safe_only():
