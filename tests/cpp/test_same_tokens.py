@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from headport.bundle import Bundle
+from headport.export.command import Options as ExportOptions
+from headport.export.command import export
 from headport.lowering import Options as LowerOptions
 from headport.lowering import lower
 from headport.quantize import Options as QuantizeOptions
@@ -17,11 +19,13 @@ from headport.quantize import quantize
 from headport.quantize.prune import Options as PruneOptions
 from headport.quantize.prune import prune
 from headport.runtime import Generator
+from tests.conftest import llama_config, save_model
 from tests.quantize.prune.tokenizers_of import byte_level
 from tests.quantize.prune.toys import count_texts, write_bundle
 
-# Ragged; some longer than a chunk of a prompt, some ending early.
-PROMPTS = [[5, 9, 2], [17], list(range(20, 60)), [40, 41, 42, 43], [1, 2], [7, 7, 7]]
+# Ragged; one longer than a chunk of a prompt, where the context holds it.
+PROMPTS = [[5, 9, 2], [17], [40, 41, 42, 43], [1, 2], [7, 7, 7]]
+LONG = [n % 97 + 3 for n in range(100)]
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -49,12 +53,12 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def bundles(
-    tiny_bundle: Path, tiny_lowered: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """ort-cpu bundles by what is particular about their heads."""
     folder = tmp_path_factory.mktemp("cpp")
-    int8 = quantize(QuantizeOptions(bundle=tiny_bundle, output=folder / "int8", head="int8")).path
+    model = save_model(folder / "model", llama_config(max_position_embeddings=160))
+    fp32 = export(ExportOptions(model=str(model), output=folder / "fp32")).path
+    int8 = quantize(QuantizeOptions(bundle=fp32, output=folder / "int8", head="int8")).path
     toy = write_bundle(folder / "toy", byte_level())
     counts = count_texts(folder / "counts.parquet", toy)
     pruned = prune(
@@ -63,7 +67,7 @@ def bundles(
         )
     ).path
     return {
-        "fp32": tiny_lowered,
+        "fp32": _lowered(fp32, folder / "fp32-cpu"),
         "int8": _lowered(int8, folder / "int8-cpu"),
         "pruned": _lowered(pruned, folder / "pruned-cpu"),
     }
@@ -103,7 +107,7 @@ def cpp_replies(
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_same_seed_gives_the_same_tokens(build, onnxruntime, bundles, kind, rows, tmp_path):
     bundle = bundles[kind]
-    prompts = PROMPTS
+    prompts = PROMPTS if kind == "pruned" else [*PROMPTS, LONG]
     found = cpp_replies(build, onnxruntime, bundle, prompts, tmp_path, rows)
     vocabulary = Bundle.open(bundle, verify=False).manifest.vocabulary
     assert found["vocab_size"] == vocabulary.size

@@ -33,9 +33,16 @@ Graph graph_of(const json& value) {
   return graph;
 }
 
+// Writing JSON recurses, so what a stranger wrote must not be as deep as the stack is long.
+constexpr int kDeepest = 64;
+
 json parse(const std::string& data, const std::string& where) {
   try {
-    return json::parse(data);
+    return json::parse(data, [&](int depth, json::parse_event_t, json&) {
+      if (depth <= kDeepest) return true;
+      throw Error(HEADPORT_BUNDLE_ERROR,
+                  text(where, ": not a headport manifest (nested more than ", kDeepest, " deep)"));
+    });
   } catch (const json::exception& error) {
     throw Error(HEADPORT_BUNDLE_ERROR,
                 text(where, ": not a headport manifest (", error.what(), ")"));

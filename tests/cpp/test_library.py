@@ -1,0 +1,138 @@
+"""The C++ library as its users meet it: its own tests, installed, and with everything wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headport.quantize import Options as QuantizeOptions
+from headport.quantize import quantize
+from headport.runtime import Generator
+from tests.cpp.conftest import run
+
+CONSUMER = Path(__file__).parent / "consumer"
+PROMPT = [5, 9, 2]
+
+
+def test_its_own_tests_pass(build: Path) -> None:
+    run("ctest", "--test-dir", build, "--output-on-failure", "--no-tests=error")
+
+
+@pytest.fixture(scope="module")
+def installed(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installed")
+    run("cmake", "--install", build, "--prefix", folder)
+    return folder
+
+
+@pytest.mark.parametrize("program", ["consumer", "consumer_c"])
+def test_another_project_finds_and_uses_the_installed_package(
+    installed: Path, onnxruntime: Path, tiny_lowered: Path, tmp_path: Path, program: str
+) -> None:
+    run("cmake", "-S", CONSUMER, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={installed}")
+    run("cmake", "--build", tmp_path, "--target", program)
+    done = call(tmp_path / program, tiny_lowered, HEADPORT_ORT=str(onnxruntime))
+    assert done.returncode == 0, done.stderr
+    with Generator(tiny_lowered, threads=1) as generator:
+        [expected] = generator.generate([PROMPT], max_new_tokens=8)
+    assert [int(i) for i in done.stdout.split()] == expected.token_ids
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="pkg-config is not installed")
+def test_pkg_config_says_what_a_compiler_needs(installed: Path, tmp_path: Path) -> None:
+    [folder] = installed.glob("lib*/**/pkgconfig")
+    asked = ["pkg-config", "--cflags", "--libs", "headport"]
+    flags = subprocess.run(
+        asked,
+        env=os.environ | {"PKG_CONFIG_PATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    run("cc", CONSUMER / "consumer_c.c", *flags, "-o", tmp_path / "program")
+
+
+def call(program: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def refusal(build: Path, onnxruntime: Path, tmp_path: Path) -> Any:
+    """`refusal(bundle, options, ort=…)` → what a run prints as it is refused."""
+
+    def refused(
+        bundle: Path, options: dict[str, Any] | None = None, ort: Path | str = onnxruntime
+    ) -> str:
+        requests = tmp_path / "requests.json"
+        requests.write_text(json.dumps([{"prompts": [PROMPT], "options": options or {}}]))
+        program = build / "tests" / "run_requests"
+        done = call(program, bundle, requests, tmp_path / "replies", HEADPORT_ORT=str(ort))
+        assert done.returncode == 1, f"{done.returncode} {done.stdout} {done.stderr}"
+        return done.stderr
+
+    return refused
+
+
+def test_a_missing_or_foreign_onnxruntime_is_refused(refusal, tiny_lowered, build):
+    assert "library error: ONNX Runtime's shared library was expected" in refusal(
+        tiny_lowered, ort="/nowhere/libonnxruntime.so"
+    )
+    [own] = build.glob("libheadport.so.?")
+    assert "does not export OrtGetApiBase" in refusal(tiny_lowered, ort=own)
+
+
+def test_bundles_that_it_cannot_run_are_refused_by_name(refusal, tiny_bundle, tmp_path):
+    assert "unsupported" in refusal(tiny_bundle)
+    assert "headport lower --target ort-cpu" in refusal(tiny_bundle)
+    assert "bundle error" in refusal(tmp_path / "nothing")
+
+
+def test_a_certified_head_is_refused_by_name(refusal, tiny_bundle, tmp_path):
+    from headport.lowering import Options as LowerOptions
+    from headport.lowering import lower
+
+    options: dict[str, Any] = {"head": "int8", "block": 16, "certify": True}
+    portable = quantize(QuantizeOptions(bundle=tiny_bundle, output=tmp_path / "int8", **options))
+    output = tmp_path / "cpu"
+    lowered = lower(LowerOptions(bundle=portable.path, output=output, target="ort-cpu"))
+    assert "gives candidates, this library needs one that gives logits" in refusal(lowered.path)
+
+
+def test_a_damaged_bundle_is_refused(refusal, tiny_lowered, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny_lowered, damaged)
+    graph = damaged / "backbone.onnx"
+    data = bytearray(graph.read_bytes())
+    data[len(data) // 2] ^= 1
+    graph.write_bytes(data)
+    assert "bundle error" in refusal(damaged)
+    assert "its sha256 is not the manifest's" in refusal(damaged)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": -1.0}, "temperature must be a number from 0 (greedy) to 1e30, -1 was"),
+        ({"top_p": 1.5, "top_k": -1}, "top_k must be"),
+        ({"top_k": 5}, "would have no effect, because temperature is 0"),
+        ({"n": 2}, "greedy replies would all be equal"),
+        ({"suppress_tokens": [257]}, "token ids from 0 to 256 were expected; found"),
+        ({"max_new_tokens": 100}, "prompt error: prompt 0 has 3 tokens and 100 more"),
+        ({"logprobs": 1001}, "logprobs must be a whole number from 0 to 1000"),
+        ({"bad_words": [[]]}, "sequences that are not empty"),
+    ],
+)
+def test_wrong_options_are_refused(refusal, tiny_lowered, options, words):
+    assert words in refusal(tiny_lowered, options)
