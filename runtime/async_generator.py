@@ -76,7 +76,7 @@ class AsyncGenerator:
 class AsyncSubmission:
     """A request that is made when it is entered; its tokens as they come, then its replies.
 
-    `async with` ends the request on the way out if it has not ended.
+    `async with` ends the request on the way out if it has not ended; so does letting go of it.
 
     Args:
         submit: Makes the request; gets the listener.
@@ -162,12 +162,16 @@ class AsyncSubmission:
     async def __aexit__(self, *_: object) -> None:
         self.cancel()
 
+    def __del__(self) -> None:
+        submission = getattr(self, "_submission", None)
+        if submission is not None:
+            submission.cancel()
+
 
 class AsyncTokenStream:
     """The tokens of one reply as they come. `generation` is there once it has ended.
 
-    As a context manager it ends the request on the way out; without, a stream that is not taken to
-    its end goes on until `close`.
+    As a context manager it ends the request on the way out; so does letting go of it.
 
     Args:
         submit: Makes the request; gets the listener.

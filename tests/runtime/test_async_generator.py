@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -173,6 +174,20 @@ def test_a_stream_that_is_left_ends_its_request(held: Any) -> None:
         with pytest.raises(CancelledRequestError):
             await asyncio.wrap_future(inner.future)
         assert [token async for token in stream] == []
+
+    asyncio.run(ask())
+
+
+def test_a_stream_that_nobody_holds_ends_its_request(held: Any) -> None:
+    model, _, tickets = held
+
+    async def ask() -> None:
+        stream: Any = model.stream("ab", **NEW)
+        await stream._submission.start()
+        assert not tickets[0]._cancelled
+        del stream
+        gc.collect()
+        assert tickets[0]._cancelled
 
     asyncio.run(ask())
 

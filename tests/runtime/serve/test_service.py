@@ -279,14 +279,15 @@ def test_bodies_that_are_none(make: Any) -> None:
 class Slow:
     """Makes every run of a table's runner wait until it is let go."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, seconds: float = 0.02) -> None:
         self.runner: Any = generator._runner
+        self._seconds = seconds
         self._hidden = self.runner.hidden
         self._free = threading.Event()
         self.runner.hidden = self._wait
 
     def _wait(self, *given: Any) -> Any:
-        self._free.wait(0.02)
+        self._free.wait(self._seconds)
         return self._hidden(*given)
 
     def release(self) -> None:
@@ -352,8 +353,8 @@ def test_a_full_or_slow_service_says_so(make: Any, client: Client) -> None:
     import openai
 
     generator = make(options={"slots": 1, "max_waiting": 1})
-    slow = Slow(generator)
-    limits = ServiceLimits(seconds=0.3)
+    slow = Slow(generator, 0.1)
+    limits = ServiceLimits(seconds=3.0)  # 60 tokens take twice as long
     fields = {"model": MODEL, "prompt": "ab", "max_tokens": 60, "extra_body": {"eos_token_id": []}}
     with running(generator, limits) as address, ThreadPoolExecutor(2) as pool:
         service = client(address)
