@@ -18,6 +18,7 @@ from headport.runtime.sampling.choice import Choice
 from headport.runtime.sampling.draws import choose_from, draw_of
 from headport.runtime.sampling.exact import CandidateChooser
 from headport.runtime.sampling.sampler import faults
+from headport.runtime.sampling.subset import RowsRunner, SubsetChooser
 from headport.runtime.vocabulary import IdMap
 
 __all__ = ["Chooser", "LogitsChooser", "make_chooser"]
@@ -85,5 +86,8 @@ def make_chooser(
         exact: Of a head that gives candidates: take all original logits where these do not decide.
     """
     if head.candidates is None:
-        return LogitsChooser(runner, name, ids)
+        whole = LogitsChooser(runner, name, ids)
+        if isinstance(runner, RowsRunner):
+            return SubsetChooser(runner, name, ids, whole)
+        return whole
     return CandidateChooser(runner, name, head, ids, stats, exact)

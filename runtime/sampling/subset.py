@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ _SMALL_SHARE = 1 / 8  # of the vocabulary; above it the whole head is as fast
 _REMEMBERED = 64
 
 
+@runtime_checkable
 class RowsRunner(Protocol):
     """A runner that computes the rows of some tokens."""
 

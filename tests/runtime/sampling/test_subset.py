@@ -153,3 +153,29 @@ def test_subsets_are_forgotten_but_never_under_way(bundle, monkeypatch):
     rows = [row(FixedIds((n, n + 9))) for n in range(6)]
     assert subset.choose(HIDDEN, rows) == whole.choose(HIDDEN, rows)
     assert len(subset._known) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.2, "seed": 5}])
+def test_a_generator_computes_the_rows_of_few_allowed_tokens_alone(tiny_bundle, options):
+    from headport.runtime import Generator
+    from headport.session_runner import SessionRunner
+
+    asked: list[int] = []
+    rows = SessionRunner.rows
+
+    def watch(self: Any, hidden: Any, token_ids: Any, name: str = "lm") -> Any:
+        asked.append(len(token_ids))
+        return rows(self, hidden, token_ids, name)
+
+    few = [3, 60, 61, 90, 200]
+    with pytest.MonkeyPatch.context() as patch, Generator(tiny_bundle) as generator:
+        patch.setattr(SessionRunner, "rows", watch)
+        [reply] = generator.generate("The head", allowed=few, max_new_tokens=6, **options)
+        count = len(asked)
+        # A likelihood needs the whole head, which chooses the same tokens.
+        [whole] = generator.generate(
+            "The head", allowed=few, max_new_tokens=6, logprobs=0, **options
+        )
+    assert asked == [len(few)] * count and count >= len(reply.token_ids) > 0
+    assert len(asked) == count and reply.token_ids == whole.token_ids
+    assert set(reply.token_ids) <= set(few)
