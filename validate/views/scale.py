@@ -30,10 +30,10 @@ class Scale:
     def ticks(self, most: int = 6) -> list[float]:
         """Round figures within the scale.
 
-        Linear: steps of 1, 2 or 5 of a power of ten. Logarithmic: powers of ten, over less than
-        two of them also twice and five times as much.
+        Linear, or within one power of ten: steps of 1, 2 or 5 of a power. Logarithmic: powers of
+        ten, over less than two of them also twice and five times as much.
         """
-        if self.logarithmic:
+        if self.logarithmic and self.high > 10 * self.low:
             first, last = math.floor(math.log10(self.low)), math.floor(math.log10(self.high))
             if math.log10(self.high / self.low) < 2:
                 steps = [10.0**k * factor for k in range(first, last + 1) for factor in (1, 2, 5)]
