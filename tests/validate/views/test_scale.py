@@ -22,7 +22,9 @@ def test_logarithmic_ticks_are_powers_of_ten() -> None:
 
 
 def test_a_short_logarithmic_axis_has_ticks_too() -> None:
-    assert Scale(0.11, 0.6, 0, 1, logarithmic=True).ticks() == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6])
+    assert Scale(0.11, 0.6, 0, 1, logarithmic=True).ticks() == pytest.approx(
+        [0.2, 0.3, 0.4, 0.5, 0.6]
+    )
     assert Scale(3.0, 90.0, 0, 1, logarithmic=True).ticks() == pytest.approx([5, 10, 20, 50])
 
 
