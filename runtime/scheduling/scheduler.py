@@ -39,6 +39,7 @@ class Scheduler:
         self._jobs: list[Job] = []
         self._questions: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._waiting = 0  # as `Worker.waiting`, what was just handed over included
+        self._free = worker.free
         self._woken = False
         self._closed = False
 
@@ -117,10 +118,11 @@ class Scheduler:
     def _check_room(self) -> None:
         if self._closed:
             raise ClosedError("the generator is closed; make a new one")
-        if self._waiting >= self._most_waiting:
+        waiting = self._waiting - self._free  # what was just handed over may find a slot
+        if waiting >= self._most_waiting:
             self._stats.refused += 1
             raise OverloadedError(
-                f"{self._waiting} rows and jobs wait and the limit is {self._most_waiting}; "
+                f"{waiting} rows and jobs wait and the limit is {self._most_waiting}; "
                 "try again later"
             )
 
@@ -162,7 +164,7 @@ class Scheduler:
         self._worker.take(requests, jobs)
         with self._changed:
             more = sum(len(rows) for rows in self._requests) + len(self._jobs)
-            self._waiting = self._worker.waiting + more
+            self._waiting, self._free = self._worker.waiting + more, self._worker.free
             return not self._closed
 
     def _handed_over(self) -> bool:

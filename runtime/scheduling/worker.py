@@ -71,6 +71,11 @@ class Worker:
         """Rows that have no slot, and jobs."""
         return len(self._waiting) + len(self._jobs)
 
+    @property
+    def free(self) -> int:
+        """Slots that hold no row."""
+        return self._count - len(self._running)
+
     def take(self, requests: Iterable[list[RowState]], jobs: Iterable[Job]) -> None:
         """Take over requests, each as its rows, and jobs; end what must end, and fill slots."""
         for rows in requests:
