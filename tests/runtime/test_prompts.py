@@ -49,9 +49,9 @@ def test_all_unknown_ids_are_listed(tokens):
         read_prompts([[1, 257, -1], [2], [1.5, True]], tokens, 257)
 
 
-def limits(lengths, options, *, context=32, **defaults):
+def limits(lengths, options, *, context=32, reply_limit=0, **defaults):
     request = resolve(options, Defaults(**defaults), len(lengths))
-    return fit([[0] * n for n in lengths], request, context)
+    return fit([[0] * n for n in lengths], request, context, reply_limit)
 
 
 @pytest.mark.parametrize(("length", "fits"), [(28, True), (29, False), (33, False)])
@@ -71,6 +71,12 @@ def test_presets_are_cut_to_the_context_row_by_row():
     assert limits([1, 30], {}, max_new_tokens=8) == [8, 2]
     assert limits([1, 3], {}, max_length=12) == [11, 9]
     assert limits([1], {"max_new_tokens": 20}, max_length=12) == [20]
+
+
+def test_replies_that_the_call_leaves_open_have_a_limit_of_their_own():
+    assert limits([1, 30], {}, reply_limit=7) == [7, 2]
+    assert limits([1], {}, max_new_tokens=5, reply_limit=7) == [5]
+    assert limits([1], {"max_new_tokens": 20}, reply_limit=7) == [20]
 
 
 def test_a_prompt_that_fills_all_room_is_refused():
