@@ -300,7 +300,7 @@ def _memory(path: Path, generations: int, threads: int) -> int:
     process = psutil.Process()
     warm, seen = generations // 5, []
     for n in range(generations):
-        options = SETS[n % len(SETS)] | {"max_new_tokens": 4, "seed": n}
+        options = SETS[n % len(SETS)] | {"max_new_tokens": 4, "min_new_tokens": 0, "seed": n}
         prompt = prompts[n % len(prompts)]
         if n % 3:
             generator.generate([prompt], **options)
