@@ -3,10 +3,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,7 @@ from tokenizers import Tokenizer
 
 from headport.cli import main
 from headport.errors import OutputError, ParityError, UsageError
-from headport.quantize.count import batches, command, job, near_duplicates
+from headport.quantize.count import batches, command, job, near_duplicates, units
 from headport.quantize.count.command import Options, count
 from headport.quantize.count.held_out import held_out
 from headport.quantize.count.table import read_counts
@@ -227,11 +229,8 @@ def test_a_damaged_document_is_refused_or_left_out_by_name(model, tmp_path):
 
 
 def test_other_units_are_noticed_before_anything_is_counted(model, tmp_path, monkeypatch):
-    import re
-
-    monkeypatch.setattr(
-        "headport.quantize.count.units._BEFORE_WHITE_SPACE", re.compile(r"[^e]+|e+")
-    )
+    wrong = replace(units._OF_GPT2, units=re.compile(r"[^e]+|e+"))
+    monkeypatch.setattr(units, "_OF_GPT2", wrong)
     options = Options(
         model=model,
         corpus=write_corpus(tmp_path, documents()),
