@@ -256,8 +256,7 @@ class _Timed:
 
 
 def _speed(path: Path, rows: int, tokens: int, rounds: int, threads: int) -> int:
-    # A budget as high as the context would be is not needed, and its memory neither.
-    generator = Generator(path, verify=False, threads=threads, slots=rows, max_context=1024)
+    generator = Generator(path, verify=False, threads=threads, slots=rows)
     prompts = [prompt[:32] for prompt in _prompts(generator.bundle, rows)]
     options = [SETS[n % len(SETS)] | {"seed": n, "max_new_tokens": tokens} for n in range(rows)]
     # Ends of replies would differ from set to set, and with them the number of rows at a time.
