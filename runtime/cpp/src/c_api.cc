@@ -24,6 +24,7 @@ namespace {
 
 constexpr std::int64_t kMostRows = 16;
 constexpr std::int64_t kLargestVocabulary = std::int64_t{1} << 31;  // ids of a map are int32
+constexpr std::int64_t kLongestContext = std::int64_t{1} << 30;     // graphs count slots in int32
 
 thread_local std::string last_error;
 
@@ -137,10 +138,12 @@ void open_generator(const char* path, const headport_settings& settings,
   const hi::Bundle bundle = hi::Bundle::open(path, settings.verify != 0);
   const hi::Manifest& manifest = bundle.manifest();
   const std::int64_t size = manifest.vocabulary.size;
-  if (size < 1 || size > kLargestVocabulary || manifest.max_context < 1) {
+  if (size < 1 || size > kLargestVocabulary || manifest.max_context < 1 ||
+      manifest.max_context > kLongestContext) {
     throw hi::Error(HEADPORT_BUNDLE_ERROR,
-                    hi::text(path, ": a vocabulary from 1 to 2^31 and a context from 1 up were "
-                             "expected, ", size, " and ", manifest.max_context, " were found"));
+                    hi::text(path, ": a vocabulary from 1 to 2^31 and a context from 1 to 2^30 "
+                             "were expected, ", size, " and ", manifest.max_context,
+                             " were found"));
   }
   if (settings.max_context < 0 || settings.max_context > manifest.max_context) {
     throw hi::Error(HEADPORT_REQUEST_ERROR,

@@ -19,6 +19,14 @@ constexpr std::size_t kSpareSlots = 64;
 constexpr const char* kPast = "past_key_values.";
 constexpr const char* kPresent = "present.";
 
+// Far above any model's, and low enough that products of a few do not overflow.
+constexpr std::int64_t kLargestDimension = std::int64_t{1} << 31;
+constexpr std::int64_t kLargestHeadDimension = std::int64_t{1} << 16;
+
+bool within(std::int64_t dimension, std::int64_t largest) {
+  return dimension >= 1 && dimension <= largest;
+}
+
 bool starts_with(const std::string& name, const char* prefix) {
   return name.compare(0, std::strlen(prefix), prefix) == 0;
 }
@@ -123,7 +131,8 @@ void InPlaceRunner::read_ports(const Bundle& bundle, const Graph& backbone, cons
     cache.past = port.name;
     cache.present = kPresent + port.name.substr(std::strlen(kPast));
     cache.dtype = port.dtype;
-    if (port.shape.size() != 4 || port.shape[1] < 1 || port.shape[3] < 1) {
+    if (port.shape.size() != 4 || !within(port.shape[1], kLargestHeadDimension) ||
+        !within(port.shape[3], kLargestHeadDimension)) {
       throw Error(HEADPORT_BUNDLE_ERROR,
                   text(where, ": [batch, KV, slots, D] was expected as the shape of ", port.name));
     }
@@ -137,13 +146,15 @@ void InPlaceRunner::read_ports(const Bundle& bundle, const Graph& backbone, cons
   }
   const Port& hidden = port_of(bundle, backbone.outputs, "hidden_states");
   const Port& input = port_of(bundle, head.inputs, "hidden_states");
-  if (hidden.shape.empty() || hidden.shape.back() < 1 || hidden.dtype != input.dtype) {
+  const bool sized = !hidden.shape.empty() && within(hidden.shape.back(), kLargestDimension);
+  if (!sized || hidden.dtype != input.dtype) {
     throw Error(HEADPORT_BUNDLE_ERROR,
                 text(where, ": the head was expected to take what the backbone gives, ",
                      hidden.dtype, "; it takes ", input.dtype));
   }
   const Port& logits = port_of(bundle, head.outputs, "logits");
-  if (logits.dtype != "float" || logits.shape.size() != 2 || logits.shape[1] < 1) {
+  if (logits.dtype != "float" || logits.shape.size() != 2 ||
+      !within(logits.shape[1], kLargestDimension)) {
     throw Error(HEADPORT_BUNDLE_ERROR,
                 text(where, ": logits of type float and shape [rows, V] were expected"));
   }

@@ -3,6 +3,7 @@
 // ids whose bound reaches the best sum so far need logarithms. The choice is the same without.
 #include "sampling/draw.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "sampling/largest.h"
@@ -24,6 +25,12 @@ inline float bound_of(std::uint32_t bits) {
   std::memcpy(&form, &y, sizeof form);
   constexpr float kLn2 = 0.693147181f;
   return (127.0f - static_cast<float>(form) * 0x1p-23f) * kLn2;
+}
+
+// Bits below which no score of 0 or less reaches a sum: g ≥ sum is u ≥ exp(-exp(-sum)).
+std::uint32_t least_bits(double sum) {
+  const double least = std::exp(-std::exp(kSlack - sum)) * 0x1p32 - 1.5;
+  return least > 0.0 ? static_cast<std::uint32_t>(least) : 0;
 }
 
 struct Best {
@@ -49,9 +56,15 @@ std::size_t draw_from_row(const float* logits, std::size_t size, double temperat
   auto exact = [&](std::size_t n, std::uint32_t bits) {
     best.offer(scaled(logits[n], top, temperature) + gumbel(bits), n);
   };
+  std::uint32_t least = least_bits(best.sum);
   std::size_t n = 0;
   for (; n + kIdsPerBlock <= size; n += kIdsPerBlock) {
     const auto words = philox(key, n / kIdsPerBlock);
+    bool likely = false;
+    for (const std::uint64_t word : words) {
+      likely |= ((word >> 32) >= least) | ((word & 0xffffffffu) >= least);
+    }
+    if (!likely) continue;
     std::uint32_t bits[kIdsPerBlock];
     for (std::size_t place = 0; place < kIdsPerBlock; ++place) bits[place] = bits_of(words, place);
     const auto floor = static_cast<float>(best.sum - kSlack);
@@ -65,6 +78,7 @@ std::size_t draw_from_row(const float* logits, std::size_t size, double temperat
       const float bound = (logits[n + place] - top) * inverse + bound_of(bits[place]);
       if (bound >= floor) exact(n + place, bits[place]);
     }
+    least = least_bits(best.sum);
   }
   for (; n < size; ++n) exact(n, draw_bits(key, static_cast<std::int64_t>(n)));
   return best.place;

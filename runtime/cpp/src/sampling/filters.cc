@@ -6,6 +6,8 @@
 #include <functional>
 #include <numeric>
 
+#include "sampling/largest.h"
+
 namespace headport::internal {
 namespace {
 
@@ -157,13 +159,12 @@ double kth_largest(const T* scores, std::size_t size, std::size_t k, std::vector
   // The smallest of the k largest so far is on top.
   std::make_heap(heap.begin(), heap.end(), std::greater<>());
   T least = static_cast<T>(heap.front());
-  for (std::size_t n = k; n < size; ++n) {
-    if (scores[n] <= least) continue;
+  for_each_from(scores + k, size - k, least, [&](std::size_t n) {
     std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-    heap.back() = static_cast<double>(scores[n]);
+    heap.back() = static_cast<double>(scores[k + n]);
     std::push_heap(heap.begin(), heap.end(), std::greater<>());
     least = static_cast<T>(heap.front());
-  }
+  });
   return static_cast<double>(least);
 }
 

@@ -42,4 +42,22 @@ std::size_t argmax(const T* values, std::size_t size) {
   return static_cast<std::size_t>(std::find(values, values + size, best) - values);
 }
 
+// Visits the places of all numbers from `least` up, in order. `least` may rise as `visit` goes on.
+template <typename T, typename Visit>
+void for_each_from(const T* values, std::size_t size, const T& least, Visit visit) {
+  constexpr std::size_t kLanes = 16;
+  std::size_t n = 0;
+  for (; n + kLanes <= size; n += kLanes) {
+    int any = 0;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) any |= values[n + lane] >= least ? 1 : 0;
+    if (any == 0) continue;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      if (values[n + lane] >= least) visit(n + lane);
+    }
+  }
+  for (; n < size; ++n) {
+    if (values[n] >= least) visit(n);
+  }
+}
+
 }  // namespace headport::internal

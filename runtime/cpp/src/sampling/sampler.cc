@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "error.h"
@@ -55,25 +56,38 @@ const std::vector<double>& Sampler::process(const float* logits, const Sampling&
   return processed_;
 }
 
-// Without processors a row is its logits. Where top-k comes first, only what it keeps is taken up.
-void Sampler::collect_from(const float* logits, const Sampling& sampling) {
+// A number that no score which the filters keep is below; above -inf.
+template <typename T>
+T Sampler::least_of(const T* scores, const Sampling& sampling) {
   const std::size_t size = columns_.size();
   const auto k = static_cast<std::size_t>(sampling.top_k);
-  scores_.clear();
-  const bool few = sampling.temperature > 0.0 && k > 0 && k < size;
-  const float least =
-      few ? static_cast<float>(kth_largest(logits, size, k, scores_.heap)) : 0.0f;
-  for (std::size_t n = 0; n < size; ++n) {
-    if (!few || logits[n] >= least) scores_.add(logits[n], columns_.id(n));
+  constexpr T kLowest = std::numeric_limits<T>::lowest();
+  if (sampling.temperature == 0.0) return kLowest;
+  if (k > 0 && k < size) {
+    return std::max(kLowest, static_cast<T>(kth_largest(scores, size, k, scores_.heap)));
   }
+  if (sampling.min_p > 0.0 && sampling.top_p == 1.0) {  // which would need all that min-p removes
+    const double best = static_cast<double>(largest(scores, size));
+    const double least = best + sampling.temperature * std::log(sampling.min_p);
+    // Lower by far more than the rounding of either side.
+    const double slack = 1e-6 * (1.0 + std::abs(best) + std::abs(least));
+    return std::max(kLowest, static_cast<T>(least - slack));
+  }
+  return kLowest;
 }
 
-void Sampler::collect_processed(const Context& context) {
+// Takes up a row's scores but those that are banned or that the first filter surely removes.
+template <typename T>
+void Sampler::collect(const T* scores, const Sampling& sampling, const Context& context) {
+  const std::size_t size = columns_.size();
+  const T least = least_of(scores, sampling);
   scores_.clear();
-  for (std::size_t n = 0; n < processed_.size(); ++n) {
-    if (processed_[n] > kBanned) scores_.add(processed_[n], columns_.id(n));
-  }
-  if (scores_.size() > 0) return;
+  for_each_from(scores, size, least,
+                [&](std::size_t n) { scores_.add(scores[n], columns_.id(n)); });
+  if (scores_.size() == 0) refuse_banned(context);
+}
+
+void Sampler::refuse_banned(const Context& context) const {
   throw Error(HEADPORT_REQUEST_ERROR,
               text("prompt ", context.index, ", step ", context.tokens.size,
                    ": the request's rules ban every token; loosen bad_words, suppress_tokens, "
@@ -89,19 +103,24 @@ std::int64_t Sampler::draw(const Sampling& sampling, const NoiseKey& key) const 
 std::int64_t Sampler::choose(const float* logits, const Sampling& sampling, const NoiseKey& key,
                              const Context& context) {
   refuse_not_finite(logits, context);
+  const std::size_t size = columns_.size();
   const double temperature = sampling.temperature;
   processed_acts_ = processing(sampling);
   if (processed_acts_) {
     process(logits, sampling, context);
-    collect_processed(context);
-    if (temperature == 0.0) return scores_.ids[argmax(scores_.values.data(), scores_.size())];
+    if (temperature == 0.0) {
+      const std::size_t place = argmax(processed_.data(), size);
+      if (processed_[place] == kBanned) refuse_banned(context);
+      return columns_.id(place);
+    }
+    collect(processed_.data(), sampling, context);
   } else {
-    if (temperature == 0.0) return columns_.id(argmax(logits, columns_.size()));
+    if (temperature == 0.0) return columns_.id(argmax(logits, size));
     const bool all = !filtering(sampling) && columns_.ids() == nullptr;
     if (all && temperature >= kColdest && temperature <= kHottest) {
-      return columns_.id(draw_from_row(logits, columns_.size(), temperature, key));
+      return columns_.id(draw_from_row(logits, size, temperature, key));
     }
-    collect_from(logits, sampling);
+    collect(logits, sampling, context);
   }
   keep(scores_, sampling);
   return draw(sampling, key);
@@ -112,7 +131,8 @@ Likelihood Sampler::likelihood(std::int64_t token_id, const float* logits,
                                std::vector<TopLogprob>& top) {
   const std::size_t size = columns_.size();
   const bool filtered = sampling.temperature > 0.0 && filtering(sampling);
-  if (!filtered && !processed_acts_) collect_from(logits, sampling);
+  if (!filtered && processed_acts_) collect(processed_.data(), sampling, {});
+  if (!filtered && !processed_acts_) collect(logits, sampling, {});
   // Of the scores that were drawn from: all of them, or what the filters kept.
   const double temperature = sampling.temperature > 0.0 ? sampling.temperature : 1.0;
   log_softmax(scores_.values, scores_.largest(), temperature, scores_.log_p);

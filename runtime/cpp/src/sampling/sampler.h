@@ -47,8 +47,11 @@ class Sampler {
 
  private:
   void refuse_not_finite(const float* logits, const Context& context) const;
-  void collect_from(const float* logits, const Sampling& sampling);
-  void collect_processed(const Context& context);
+  template <typename T>
+  T least_of(const T* scores, const Sampling& sampling);
+  template <typename T>
+  void collect(const T* scores, const Sampling& sampling, const Context& context);
+  [[noreturn]] void refuse_banned(const Context& context) const;
   std::int64_t draw(const Sampling& sampling, const NoiseKey& key) const;
 
   const Columns& columns_;
