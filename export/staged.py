@@ -51,7 +51,7 @@ class StagedRunner(PortableRunner):
 
     def __init__(self, bundle: Bundle, results: Sequence[Float32] | None = None) -> None:
         manifest = bundle.manifest
-        backbone = next(g for g in manifest.graphs.values() if g.role == "backbone")
+        backbone = manifest.backbone
         self.runs = 0
         self.steps: list[_Step] = []
         self._manifest = manifest
@@ -114,7 +114,7 @@ def run_staged(bundle: Bundle, work: Callable[[StagedRunner], _T]) -> tuple[_T, 
 
 
 def _run(bundle: Bundle, steps: list[_Step], past: list[str]) -> tuple[list[Float32], int]:
-    backbone = next(g for g in bundle.manifest.graphs.values() if g.role == "backbone")
+    backbone = bundle.manifest.backbone
     caches = {id(step.cache): dict(zip(past, step.cache.past, strict=True)) for step in steps}
     segments = list(split_graph(bundle.path / backbone.file, _SEGMENT_BYTES))
     with bar(len(segments), "running the written files piece by piece", "piece") as progress:

@@ -109,7 +109,7 @@ def _quantizable_backbone(bundle: Bundle) -> str:
             f"{bundle.path}: the backbone is quantised already; "
             "quantise the bundle it was made from"
         )
-    return next(name for name, graph in manifest.graphs.items() if graph.role == "backbone")
+    return manifest.backbone_name
 
 
 def _tables(bundle: Bundle, model: ir.Model, request: BackboneRequest) -> list[Table]:

@@ -49,7 +49,7 @@ def find_stages(bundle: Bundle) -> list[Boundary]:
     Raises:
         UsageError: If there is no single state between them, as in models with several streams.
     """
-    graph = next(g for g in bundle.manifest.graphs.values() if g.role == "backbone")
+    graph = bundle.manifest.backbone
     found = boundaries_of(bundle.path / graph.file)
     if not found:
         raise UsageError(
@@ -137,7 +137,7 @@ def _run(
 def _copy(bundle: Bundle, pinned: Float32 | None, stages: int) -> Iterator[Bundle]:
     """A copy of the bundle whose hidden states are those of all boundaries side by side."""
     manifest = bundle.manifest
-    graph = next(g for g in manifest.graphs.values() if g.role == "backbone")
+    graph = manifest.backbone
     with tempfile.TemporaryDirectory(prefix="headport-") as folder:
         target = Path(folder)
         for name in manifest.files:

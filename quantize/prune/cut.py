@@ -78,12 +78,9 @@ def cut_tables(
     Raises:
         QuantizeError: If the backbone uses token ids for more than looking up rows.
     """
-    backbones = [name for name, graph in manifest.graphs.items() if graph.role == "backbone"]
-    return tuple(
-        CutTensor(graph, name, name)
-        for graph in backbones
-        for name in keep_table_rows(models[graph], kept)
-    )
+    graph = manifest.backbone_name
+    names = keep_table_rows(models[graph], kept)
+    return tuple(CutTensor(graph, name, name) for name in names)
 
 
 def described_heads(

@@ -30,7 +30,7 @@ def write_merged(bundle: Bundle, folder: Path) -> tuple[Path, tuple[Port, ...]]:
     if more:
         raise UsageError(f"--merged: the head also gives {', '.join(more)}; leave out --top-k")
     models = load_graphs(bundle)
-    backbone = next(models[n] for n, g in manifest.graphs.items() if g.role == "backbone")
+    backbone = models[manifest.backbone_name]
     hidden = next(v for v in backbone.graph.outputs if v.name == "hidden_states")
     model = join_head(backbone, models[head.graph])
     hidden.name = "hidden_states"

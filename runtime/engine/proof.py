@@ -78,7 +78,8 @@ def _by_columns(stored: bytes, weight: Tensor) -> bytes:
     flat = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)[: V * H]
     turned = np.ascontiguousarray(flat.reshape(V, H).T).reshape(-1)
     turned = np.pad(turned, (0, turned.size % 2))
-    return (turned[::2] | (turned[1::2] << 4)).tobytes()
+    packed: bytes = (turned[::2] | (turned[1::2] << 4)).tobytes()
+    return packed
 
 
 def _holds(plan: Path, stored: bytes) -> bool:

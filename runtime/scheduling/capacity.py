@@ -23,8 +23,7 @@ _GROUP_USE = Path("/sys/fs/cgroup/memory.current")
 def slot_bytes(bundle: Bundle, context: int) -> int:
     """Bytes that one sequence of `context` tokens keeps in the caches."""
     total = 0
-    backbone = (g for g in bundle.manifest.graphs.values() if g.role == "backbone")
-    for port in (port for graph in backbone for port in graph.inputs if is_past(port.name)):
+    for port in (port for port in bundle.manifest.backbone.inputs if is_past(port.name)):
         sizes = [d for d in port.shape if isinstance(d, int)]
         length = 1 if is_state(port.name) else cache_slots(context)
         total += math.prod(sizes) * length * _BYTES.get(port.dtype, 4)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.cache_ports import is_past, present_name
 from headport.engines import MERGED, EngineRecord, read_engines
-from headport.errors import BundleError, PromptError
+from headport.errors import BundleError, PromptError, RequestError
 from headport.heads import HeadOutput, QuantisedLogits
 from headport.runtime.engine.backends import load_backend
 from headport.runtime.tensorrt.device import CudaDevice, Device, Memory
@@ -67,7 +67,7 @@ def _records(bundle: Bundle, heads: tuple[str, ...] | None) -> dict[str, EngineR
             "states; build it without --merged"
         )
     names = heads if heads is not None else tuple(manifest.heads)
-    wanted = [name for name, graph in manifest.graphs.items() if graph.role == "backbone"]
+    wanted = [manifest.backbone_name]
     wanted += [manifest.heads[name].graph for name in names]
     missing = [name for name in wanted if name not in found]
     if missing:
@@ -86,6 +86,14 @@ class _GrowingCache:
         self.mask: Int64 = np.zeros((batch_size, 0), np.int64)
         self.past = past
 
+    def reorder(self, source_rows: Int64) -> None:
+        """Refused: nothing here moves rows of a cache that lies on the device."""
+        del source_rows
+        raise RequestError(
+            "beam search was asked for, which moves rows of the caches; TensorRT plans keep theirs "
+            "on the device and cannot yet, use num_beams = 1"
+        )
+
 
 class PlanRunner:
     """Runs the plans of a backbone and of heads that give all logits. See `headport.runner`."""
@@ -100,7 +108,7 @@ class PlanRunner:
         manifest = bundle.manifest
         self.runs = 0
         self._device = device
-        name = next(n for n, graph in manifest.graphs.items() if graph.role == "backbone")
+        name = manifest.backbone_name
         self._backbone = load(records[name])
         self._past = [p for p in manifest.graphs[name].inputs if is_past(p.name)]
         self._heads = {
@@ -155,6 +163,9 @@ class PlanRunner:
         cache.past = {port.name: found[present_name(port.name)] for port in self._past}
         cache.mask, cache.lengths = mask, cache.lengths + valid.sum(axis=1)
         return hidden.astype(np.float32, copy=False)
+
+    def reorder(self, cache: Cache, source_rows: Int64) -> None:
+        cache.reorder(source_rows)
 
     def head(
         self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None

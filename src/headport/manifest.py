@@ -209,6 +209,16 @@ class Manifest(_Strict, frozen=True):
     files: dict[str, FileEntry]
     backbone_quantization: BackboneQuantization | None = None
 
+    @property
+    def backbone_name(self) -> str:
+        """Name of the graph that turns token ids into hidden states; every bundle has one."""
+        return next(name for name, graph in self.graphs.items() if graph.role == "backbone")
+
+    @property
+    def backbone(self) -> Graph:
+        """That graph."""
+        return self.graphs[self.backbone_name]
+
 
 class _Version(msgspec.Struct):
     schema_version: int

@@ -273,7 +273,7 @@ class InPlaceRunner(SessionRunner):
 def _device_runner(
     bundle: Bundle, settings: SessionSettings, heads: tuple[str, ...] | None
 ) -> Runner:
-    backbone = next(g for g in bundle.manifest.graphs.values() if g.role == "backbone")
+    backbone = bundle.manifest.backbone
     if any(port.name == "attention_mask" for port in backbone.inputs):  # it stayed portable
         return PortableRunner(bundle, settings, heads)
     return DeviceRunner(bundle, settings, heads)

@@ -114,7 +114,7 @@ class SessionRunner:
     ) -> None:
         manifest = bundle.manifest
         options = manifest.session_options
-        backbone = next(g for g in manifest.graphs.values() if g.role == "backbone")
+        backbone = manifest.backbone
         self.runs = 0
         self._backbone = open_session(bundle.path / backbone.file, options, settings)
         self._hidden_size = manifest.model.hidden_size

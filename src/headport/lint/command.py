@@ -70,7 +70,7 @@ def lint(options: Options) -> list[Finding]:
         common_passes.ShapeInferencePass()(model)
     found = list(lint_bundle(Subject(bundle, manifest, models), options.target))
     if options.calibration:
-        name = next(n for n, graph in manifest.graphs.items() if graph.role == "backbone")
+        name = manifest.backbone_name
         found += find_overflows(
             bundle, name, models[name], options.calibration, options.calibration_tokens
         )

@@ -82,7 +82,7 @@ def measure_ranges(
     """
     tokens = Tokens(bundle)
     windows = [w for file in files for w in _windows(tokens, file, limit)]
-    backbone = next(g for g in bundle.manifest.graphs.values() if g.role == "backbone")
+    backbone = bundle.manifest.backbone
     watched = _watch(model)
     found = dict.fromkeys(watched, 0.0)
     with tempfile.TemporaryDirectory() as name:

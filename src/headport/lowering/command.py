@@ -127,7 +127,7 @@ def _settings(target: Target) -> tuple[SessionSettings, Provider, Provider | Non
 
 
 def _backbone(manifest: Manifest, models: dict[str, ir.Model]) -> ir.Model:
-    return next(models[name] for name, g in manifest.graphs.items() if g.role == "backbone")
+    return models[manifest.backbone_name]
 
 
 def apply_passes(target: Target, manifest: Manifest, models: dict[str, ir.Model]) -> list[Match]:

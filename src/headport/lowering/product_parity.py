@@ -63,7 +63,7 @@ def check_product_parity(
     record = portable.manifest.backbone_quantization
     assert record is not None
     target = lowered.manifest.target
-    graph = next(n for n, g in portable.manifest.graphs.items() if g.role == "backbone")
+    graph = portable.manifest.backbone_name
     count = Counter(p.name for p in find_products(load_graphs(portable)[graph]))
     expected = {
         name: replace(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,13 +112,6 @@ def _value(graph: ir.Graph, name: str) -> ir.Value:
     return next(value for node in graph for value in node.outputs if value.name == name)
 
 
-def _backbone(bundle: Bundle) -> tuple[str, Path]:
-    for name, graph in bundle.manifest.graphs.items():
-        if graph.role == "backbone":
-            return name, bundle.path / graph.file
-    raise ParityError(f"{bundle.path}: no graph of role backbone")
-
-
 @contextmanager
 def _opened(bundle: Bundle, model: ir.Model, settings: SessionSettings | None) -> Iterator[Any]:
     # Beside the bundle's own graphs, because external data is found from there.
@@ -141,8 +133,7 @@ def run_alone(
         rows: K → float32 [n, K].
         settings: Session settings.
     """
-    _, file = _backbone(bundle)
-    model = ir.load(file)
+    model = ir.load(bundle.path / bundle.manifest.backbone.file)
     graph = model.graph
     products = written_products(model)
     inputs = {
@@ -169,8 +160,7 @@ def run_alone(
 
 def run_real(bundle: Bundle, settings: SessionSettings | None = None) -> list[Observed]:
     """Every product on what reaches it in a prompt of random tokens."""
-    _, file = _backbone(bundle)
-    model = ir.load(file)
+    model = ir.load(bundle.path / bundle.manifest.backbone.file)
     products = written_products(model)
     watched = {id(v): v for p in products for v in (p.x, p.y)}
     for value in watched.values():
@@ -202,8 +192,7 @@ def run_lookup(
     Yields:
         For each, [n, H].
     """
-    _, file = _backbone(bundle)
-    model = ir.load(file)
+    model = ir.load(bundle.path / bundle.manifest.backbone.file)
     graph = model.graph
     rows = [v for n in graph for v in n.outputs if v.name == f"{table}.rows"]
     if not rows:

@@ -59,6 +59,9 @@ class Sized:
 
     rewrite: Callable[[ir.Model, int], list[Match]]
 
+    def __call__(self, model: ir.Model, slots: int) -> list[Match]:
+        return self.rewrite(model, slots)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -79,7 +82,7 @@ class Target:
             return self.growing
         slots = cache_slots(max_context)
         return tuple(
-            partial(each.rewrite, slots=slots) if isinstance(each, Sized) else each
+            partial(each, slots=slots) if isinstance(each, Sized) else each
             for each in self.backbone
         )
 

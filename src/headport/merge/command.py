@@ -107,7 +107,7 @@ def _runtimes(options: Options) -> list[Runtime]:
 
 
 def _backbone(manifest: Manifest, models: dict[str, ir.Model]) -> ir.Model:
-    return next(models[name] for name, g in manifest.graphs.items() if g.role == "backbone")
+    return models[manifest.backbone_name]
 
 
 def _head_graph(manifest: Manifest) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from headport.errors import MergeError
 from headport.manifest import Manifest
-from headport.merge.runtimes import backbone_graph, cache_shape
+from headport.merge.runtimes import cache_shape
 
 __all__ = ["CONFIG_FILE", "genai_config", "left_out"]
 
@@ -116,4 +116,4 @@ def _token(defaults: Mapping[str, Any], config: Mapping[str, Any], name: str) ->
 
 
 def _layers(manifest: Manifest) -> int:
-    return sum(p.name.endswith(".key") for p in backbone_graph(manifest).inputs)
+    return sum(p.name.endswith(".key") for p in manifest.backbone.inputs)

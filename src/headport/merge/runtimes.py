@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headport.cache_ports import is_past, is_state
-from headport.manifest import Graph, Manifest, Port
+from headport.manifest import Manifest, Port
 
-__all__ = ["RUNTIMES", "CacheShape", "Runtime", "backbone_graph", "cache_shape", "faults"]
+__all__ = ["RUNTIMES", "CacheShape", "Runtime", "cache_shape", "faults"]
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,9 @@ class CacheShape:
     size: int
 
 
-def backbone_graph(manifest: Manifest) -> Graph:
-    """The manifest's entry of the backbone."""
-    return next(graph for graph in manifest.graphs.values() if graph.role == "backbone")
-
-
 def cache_shape(manifest: Manifest) -> CacheShape:
     """Heads and size per head of the first cache."""
-    port = next(p for p in backbone_graph(manifest).inputs if is_past(p.name))
+    port = next(p for p in manifest.backbone.inputs if is_past(p.name))
     return _shape(port)
 
 
@@ -112,7 +107,7 @@ def _bundle_faults(manifest: Manifest) -> Iterator[str]:
         yield f"one head `lm` was expected, it has {', '.join(heads) or 'none'}"
     if manifest.model.dtype == "bf16":
         yield "it computes in bfloat16, which no check on this machine can run; export fp32 or fp16"
-    ports = [port for port in backbone_graph(manifest).inputs if is_past(port.name)]
+    ports = [port for port in manifest.backbone.inputs if is_past(port.name)]
     states = sorted({port.name.partition(".")[0] for port in ports if is_state(port.name)})
     if states:
         kinds = ", ".join(states)
@@ -125,7 +120,7 @@ def _bundle_faults(manifest: Manifest) -> Iterator[str]:
 
 
 def _genai_faults(manifest: Manifest) -> Iterator[str]:
-    ports = [port for port in backbone_graph(manifest).inputs if is_past(port.name)]
+    ports = [port for port in manifest.backbone.inputs if is_past(port.name)]
     layers = sorted({int(port.name.split(".")[1]) for port in ports})
     if layers != list(range(len(layers))):
         yield f"onnxruntime-genai numbers caches without gaps, these are of layers {layers}"
