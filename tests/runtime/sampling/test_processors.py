@@ -40,7 +40,6 @@ def processed(sampling: Sampling, ids: np.ndarray = IDS, context: Context = PAST
         (Sampling(suppress_tokens=(3,), begin_suppress_tokens=(2,)), [1, -2, 3, -INF, 0.5]),
         (Sampling(process_scores=lambda c, s, ids: -s + ids), [-1, 3, -1, -1, 3.5]),
     ],
-    ids=str,
 )
 def test_rules(sampling, expected):
     assert processed(sampling) == expected
