@@ -77,7 +77,7 @@ def test_processed_tokens_are_those_of_all_logits(make, rules, doubt):
         {"eta_cutoff": 0.02, "top_k": 9},
         {"process_scores": lambda context, scores, ids: scores - ids * 0.01},
     ],
-    ids=lambda options: ",".join(options),
+    ids=",".join,
 )
 def test_what_depends_on_the_whole_row_takes_all_logits(make, options):
     given = {"temperature": 1.0, "seed": 3, **options}

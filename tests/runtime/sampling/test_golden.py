@@ -128,7 +128,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "change", "names"), FAULTS, ids=lambda v: getattr(v, "__name__", str(v)[:40]))
+@pytest.mark.parametrize(
+    ("module", "change", "names"), FAULTS, ids=lambda v: getattr(v, "__name__", str(v)[:40])
+)
 def test_a_fault_of_a_table_fails_some_vector(module, change, names, monkeypatch):
     where = {"processors": processors, "filters": filters}[module]
     monkeypatch.setattr(where, module.upper(), change(getattr(where, module.upper()), *names))
