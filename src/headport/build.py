@@ -16,7 +16,7 @@ from headport.recipe import read_recipe
 
 __all__ = ["SUMMARY", "Options", "build", "run"]
 
-SUMMARY = "Run the stages of a recipe: export, quantise, lower."
+SUMMARY = "Run the stages of a recipe: export, prune, quantise, lower."
 
 
 class Options(OptionRecord, frozen=True):
