@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from headport.errors import EngineError
 
-__all__ = ["CudaDevice", "Device", "Memory"]
+__all__ = ["CudaDevice", "Device", "Memory", "nbytes"]
 
 Array = npt.NDArray[Any]
 
@@ -70,18 +70,26 @@ class CudaDevice:
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
-        self._call("cuInit", 0)
-        device, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuDeviceGet", ctypes.byref(device), 0)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self._call("cuCtxSetCurrent", context)
+        self._check("cuInit", 0)
+        device, stream = ctypes.c_int(), ctypes.c_void_p()
+        self._context = ctypes.c_void_p()
+        self._check("cuDeviceGet", ctypes.byref(device), 0)
+        self._check("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         self._call("cuStreamCreate", ctypes.byref(stream), 0)
         self.stream = int(stream.value or 0)
 
     def _call(self, name: str, *arguments: Any) -> None:
+        # A context is current in one thread only, and a scheduler works in a thread of its own.
+        self._check("cuCtxSetCurrent", self._context)
+        self._check(name, *arguments)
+
+    def _check(self, name: str, *arguments: Any) -> None:
         status = getattr(self._cuda, name)(*arguments)
         if status != 0:
-            raise EngineError(f"the NVIDIA driver refuses {name}: CUDA error {status}")
+            raise EngineError(
+                f"the NVIDIA driver refuses {name}: CUDA error {status}; `headport doctor` says "
+                "what it finds of the GPU"
+            )
 
     def allocate(self, size: int) -> int:
         address = ctypes.c_uint64()
@@ -90,6 +98,7 @@ class CudaDevice:
 
     def free(self, address: int) -> None:
         # Errors here are those of work before it, and nobody can act on them any more.
+        self._cuda.cuCtxSetCurrent(self._context)
         self._cuda.cuMemFree_v2(ctypes.c_uint64(address))
 
     def upload(self, address: int, array: Array) -> None:
