@@ -54,7 +54,8 @@ Session::Session(std::shared_ptr<Library> library, const std::string& file,
     : library_(std::move(library)), file_(std::filesystem::path(file).filename().string()) {
   const OrtApi& api = library_->api();
   const auto check = [&](OrtStatus* status) {
-    library_->check(status, HEADPORT_BUNDLE_ERROR, file_ + ": ONNX Runtime cannot load it");
+    library_->check(status, HEADPORT_BUNDLE_ERROR,
+                    text(file_, ": ONNX Runtime ", library_->version(), " cannot load it"));
   };
   Handle<OrtSessionOptions> settings{nullptr, api.ReleaseSessionOptions};
   check(api.CreateSessionOptions(&settings.handle));
