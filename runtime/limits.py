@@ -11,9 +11,11 @@ import numpy as np
 from headport.errors import RequestError
 from headport.runtime.sampling.noise import MAX_SEED
 
-__all__ = ["LIMITS", "MAX_LOGPROBS", "check", "is_whole"]
+__all__ = ["LIMITS", "MAX_BEAMS", "MAX_LOGPROBS", "MAX_REPLIES", "check", "is_whole"]
 
 MAX_LOGPROBS = 1000  # a reply carries them for every token
+MAX_REPLIES = 10_000  # to one prompt; each is a row from the start
+MAX_BEAMS = 1000  # a step of a search works on all of them, and nothing interrupts a step
 
 _MOST_SHOWN = 200  # characters of a value in a message
 
@@ -33,10 +35,15 @@ def _whole(low: int, high: float = float("inf")) -> Check:
 
 
 def _real(low: float, high: float) -> Check:
-    # NaN fails every comparison, so it is refused as well.
-    return lambda v: (
-        isinstance(v, numbers.Real) and not isinstance(v, _BOOLEANS) and low <= float(v) <= high
-    )
+    def holds(value: Any) -> bool:
+        if not isinstance(value, numbers.Real) or isinstance(value, _BOOLEANS):
+            return False
+        try:
+            return low <= float(value) <= high  # NaN fails every comparison: it is refused as well
+        except OverflowError:  # a whole number beyond every float
+            return False
+
+    return holds
 
 
 def _text(value: Any) -> bool:
@@ -103,8 +110,11 @@ LIMITS: dict[str, tuple[Check, str]] = {
     "allowed": (lambda v: callable(v) or _words(v), f"a function, or {_IDS}, not empty"),
     "process_scores": (callable, "a function (context, scores, ids) → scores"),
     "rerank": (callable, "a function (replies of a prompt) → replies"),
-    "n": (_whole(1), "a whole number from 1 up"),
-    "num_beams": (_whole(1), "a whole number from 1 (no beam search) up"),
+    "n": (_whole(1, MAX_REPLIES), f"a whole number from 1 to {MAX_REPLIES}"),
+    "num_beams": (
+        _whole(1, MAX_BEAMS),
+        f"a whole number from 1 (no beam search) to {MAX_BEAMS}",
+    ),
     "length_penalty": (_real(-1e3, 1e3), "a number from -1000 to 1000"),
     "early_stopping": (_early_stopping, 'True, False or "never"'),
     "logprobs": (_whole(0, MAX_LOGPROBS), f"a whole number from 0 to {MAX_LOGPROBS}"),

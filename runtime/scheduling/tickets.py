@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ def deadline_of(timeout: float | None) -> float | None:
     """
     if timeout is None:
         return None
-    if not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+    if not isinstance(timeout, int | float) or not 0 < timeout <= sys.float_info.max:
         raise RequestError(f"timeout must be seconds above 0, {timeout!r} was given")
     return time.monotonic() + timeout
 

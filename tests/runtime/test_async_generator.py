@@ -69,6 +69,8 @@ def test_what_is_wrong_is_raised_where_it_is_awaited(make: Any) -> None:
             await anext(model.stream("ab", n=2, temperature=1.0))
         with pytest.raises(RequestError, match="timeout must be seconds above 0"):
             await model.generate("ab", timeout=0)
+        with pytest.raises(RequestError, match="timeout must be seconds above 0"):
+            await model.generate("ab", timeout=10**400)  # beyond every float
 
     asyncio.run(ask())
 
