@@ -1,4 +1,4 @@
-"""A bundle without graphs, and a runner whose logits come from a table."""
+"""A bundle without files of graphs, and a runner whose logits come from a table."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from headport.bundle import Bundle
 from headport.manifest import (
     CandidateForm,
+    Graph,
     Head,
     License,
     Manifest,
@@ -164,7 +165,7 @@ def manifest(**changes: Any) -> Manifest:
         license=License(id=None, source="none", files=()),
         provenance=Provenance(checkpoint="table", format="none", sha256="0", stages=()),
         model=Model(architecture="Table", hidden_size=2, layers=0, max_context=64, dtype="fp32"),
-        graphs={},
+        graphs={"backbone": Graph(file="none", role="backbone", inputs=(), outputs=())},
         heads={
             "lm": Head(
                 graph="head.lm",
