@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from headport.errors import HeadportError, RequestError
+from headport.errors import RequestError
 from headport.runtime.results import Generation
+from headport.runtime.sampling.callbacks import ask_callback
 
 __all__ = ["Rerank", "rerank_replies"]
 
@@ -23,12 +24,7 @@ def rerank_replies(rerank: Rerank, replies: Sequence[Generation]) -> list[Genera
         RequestError: If the hook fails, or gives anything but at least one `Generation`.
     """
     where = f"rerank, prompt {replies[0].index}"
-    try:
-        found = list(rerank(list(replies)))
-    except HeadportError:
-        raise
-    except Exception as error:  # the caller's code may raise anything
-        raise RequestError(f"{where} failed: {type(error).__name__}: {error}") from error
+    found = ask_callback(where, lambda: list(rerank(list(replies))))
     odd = [type(each).__name__ for each in found if not isinstance(each, Generation)]
     if odd or not found:
         raise RequestError(

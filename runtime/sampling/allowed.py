@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from headport.errors import HeadportError, RequestError
+from headport.errors import RequestError
+from headport.runtime.sampling.callbacks import ask_callback
 from headport.runtime.sampling.columns import columns_of
 from headport.runtime.sampling.settings import Context, FixedIds, Sampling
 
@@ -27,15 +28,11 @@ def ask_allowed(sampling: Sampling, context: Context) -> Sampling:
     Raises:
         RequestError: If the callback fails, or allows no token.
     """
-    if sampling.allowed is None or isinstance(sampling.allowed, FixedIds):
+    allowed = sampling.allowed
+    if allowed is None or isinstance(allowed, FixedIds):
         return sampling
     where = f"allowed: the callback of prompt {context.index}, step {len(context.token_ids)}"
-    try:
-        found = sampling.allowed(context)
-    except HeadportError:
-        raise
-    except Exception as error:  # the caller's code may raise anything
-        raise RequestError(f"{where} failed: {type(error).__name__}: {error}") from error
+    found = ask_callback(where, lambda: allowed(context))
     if found is None:
         return replace(sampling, allowed=None)
     ids = np.asarray(found)

@@ -16,7 +16,7 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
-from headport.errors import HeadportError, RequestError
+from headport.errors import RequestError
 from headport.runtime.sampling.allowed import allowed_columns, keep_allowed
 from headport.runtime.sampling.bans import (
     ban_at_begin,
@@ -25,6 +25,7 @@ from headport.runtime.sampling.bans import (
     ban_repeated_ngrams,
     ban_suppressed,
 )
+from headport.runtime.sampling.callbacks import ask_callback
 from headport.runtime.sampling.columns import past_of
 from headport.runtime.sampling.penalties import (
     bias_of,
@@ -47,14 +48,12 @@ def ask_caller(scores: Float64, ids: Int64, sampling: Sampling, context: Context
         RequestError: If it fails, or gives anything but scores of the same shape without NaN and
             +inf.
     """
-    assert sampling.process_scores is not None
+    process = sampling.process_scores
+    assert process is not None
     where = f"process_scores, prompt {context.index}, step {len(context.token_ids)}"
-    try:
-        found = np.asarray(sampling.process_scores(context, scores.copy(), ids), np.float64)
-    except HeadportError:
-        raise
-    except Exception as error:  # the caller's code may raise anything
-        raise RequestError(f"{where} failed: {type(error).__name__}: {error}") from error
+    found = ask_callback(
+        where, lambda: np.asarray(process(context, scores.copy(), ids), np.float64)
+    )
     if found.shape != scores.shape or np.isnan(found).any() or np.isposinf(found).any():
         raise RequestError(
             f"{where}: scores {list(scores.shape)} without NaN and +inf were expected, "

@@ -160,7 +160,10 @@ class Scheduler:
             self._requests, self._jobs, self._questions = [], [], []
             self._woken = False
         for ask, answer in questions:
-            answer.set_result(ask())
+            try:
+                answer.set_result(ask())
+            except Exception as error:  # noqa: BLE001 - it is the asker's; the thread goes on
+                answer.set_exception(error)
         self._worker.take(requests, jobs)
         with self._changed:
             more = sum(len(rows) for rows in self._requests) + len(self._jobs)

@@ -168,3 +168,19 @@ def test_waiting_for_oneself_is_refused(make: Any) -> None:
         "ab", listener=lambda place, token: counts.append(generator.stats.requests), **NEW
     ).result()
     assert counts == [2] * 6
+
+
+def test_a_question_that_fails_is_answered_and_the_thread_goes_on(make: Any) -> None:
+    def fail() -> None:
+        raise MemoryError("no room for a copy")
+
+    generator, gate = make(), Gate()
+    submission = generator.submit("ab", listener=gate, **NEW)
+    assert gate.reached.wait(30)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(generator._scheduler.between_steps, fail)
+        time.sleep(0.05)  # so that it is asked while the step lasts
+        gate.opened.set()
+        with pytest.raises(MemoryError, match="no room"):
+            asked.result(30)
+    assert len(submission.result()[0].token_ids) == 6
