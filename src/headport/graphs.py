@@ -78,10 +78,11 @@ def write_graphs(
 ) -> tuple[Tensor, ...]:
     """Write graphs and their tensors into an empty bundle folder.
 
-    Matrices, scales, and whatever else is at least `INLINE_BYTES` long, go to `data/`: tensors
-    that more than one graph reads to `data/shared.bin`, the others to `data/<graph>.bin`. Equal
-    tensors (same bytes, dtype and shape) are stored once, also across graphs. Tensors are written
-    one at a time. The models' initialisers point to the written files afterwards, until those move.
+    Matrices, scales, tables, and whatever else is at least `INLINE_BYTES` long, go to `data/`:
+    tensors that more than one graph reads to `data/shared.bin`, the others to `data/<graph>.bin`.
+    Equal tensors (same bytes, dtype and shape) are stored once, also across graphs. Tensors are
+    written one at a time. The models' initialisers point to the written files afterwards, until
+    those move.
 
     Args:
         models: Graph name → model.
@@ -101,7 +102,7 @@ def write_graphs(
             tensor = value.const_value
             if tensor is None:
                 raise BundleError(f"{graph_name}: initialiser {value.name} has no value")
-            if _lies_outside(tensor) or _restores(value):
+            if _lies_outside(tensor) or _is_checked(value):
                 waiting.append((graph_name, value, tensor))
             elif isinstance(tensor, ir.ExternalTensor):  # its file stays behind
                 value.const_value = ir.Tensor(tensor.numpy().copy(), tensor.dtype, name=tensor.name)
@@ -136,9 +137,13 @@ def _lies_outside(tensor: ir.TensorProtocol) -> bool:
     return tensor.nbytes >= INLINE_BYTES or (tensor.nbytes > 0 and len(tensor.shape) >= 2)
 
 
-def _restores(value: ir.Value) -> bool:
-    # Scales and zero points: checks read them from the ledger, however few they are.
-    return any(use.node.op_type == "DequantizeLinear" for use in value.uses())
+def _is_checked(value: ir.Value) -> bool:
+    # Scales, zero points, and what is looked up by token, such as the bias of candidates: checks
+    # read them from the ledger, however few they are.
+    return any(
+        use.node.op_type == "DequantizeLinear" or (use.node.op_type == "Gather" and use.idx == 0)
+        for use in value.uses()
+    )
 
 
 def _kind(tensor: ir.TensorProtocol) -> tuple[Any, ...]:

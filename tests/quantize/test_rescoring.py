@@ -115,6 +115,16 @@ def test_the_original_weight_is_stored_once(tmp_path: Path, tied: bool) -> None:
     }
 
 
+def test_a_certificate_with_a_short_bias_is_checked(tmp_path: Path) -> None:
+    from headport.certificate_check import check_certificate
+    from headport.graphs import INLINE_BYTES
+
+    bias = np.random.default_rng(2).normal(size=V).astype(np.float32)
+    assert bias.nbytes < INLINE_BYTES
+    bundle = _made(tmp_path, toy={"bias": bias})
+    assert check_certificate(bundle, open_runner(bundle))
+
+
 def test_more_candidates_than_tokens_are_all_but_one(tmp_path: Path) -> None:
     bundle = _made(tmp_path, rescore=500)
     form = bundle.manifest.heads["lm"].candidates
