@@ -13,13 +13,16 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from headport.errors import HeadportError
+from headport.errors import CancelledRequestError, HeadportError
 from headport.runtime.async_generator import AsyncGenerator, AsyncSubmission
 from headport.runtime.generator import Generator
 from headport.runtime.serve.answers import CHAT, COMPLETION, Answer, Style
 from headport.runtime.serve.faults import (
     BodyTooLargeError,
+    Fault,
     UnknownModelError,
     fault_of,
 )
@@ -53,6 +56,7 @@ def build_app(generator: Generator, name: str, limits: ServiceLimits | None = No
     # No page of its own: its scripts would come from elsewhere. `docs/serving.md` has the fields.
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(HeadportError, _answer_fault)
+    app.add_exception_handler(HTTPException, _answer_unknown)
     app.add_exception_handler(Exception, _answer_fault)
     app.add_api_route("/health", service.health, methods=["GET"])
     app.add_api_route("/v1/models", service.models, methods=["GET"])
@@ -123,11 +127,14 @@ class _Service:
 
 async def _body(request: Request, limit: int) -> bytes:
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise BodyTooLargeError(f"a body of at most {limit} bytes was expected, more came")
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise BodyTooLargeError(f"a body of at most {limit} bytes was expected, more came")
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise CancelledRequestError("the client left before its request was there") from error
     return b"".join(parts)
 
 
@@ -177,6 +184,17 @@ async def _answer_fault(_: Request, error: Exception) -> Response:
     _note(error)
     fault = fault_of(error)
     return JSONResponse(fault.body, status_code=fault.status, headers=fault.headers)
+
+
+async def _answer_unknown(request: Request, error: Exception) -> Response:
+    """An address or a method that the service does not have."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}: {error.detail}"
+    addresses = "GET /health, GET /v1/models, POST /v1/completions, POST /v1/chat/completions"
+    fault = Fault(
+        error.status_code, "invalid_request_error", f"{what}; the service has {addresses}"
+    )
+    return JSONResponse(fault.body, status_code=fault.status, headers=error.headers)
 
 
 def _note(error: Exception) -> None:

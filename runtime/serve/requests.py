@@ -96,7 +96,7 @@ def _read(
 ) -> Asked:
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body must be a JSON object: {error}") from error
     endpoint.check(fields)
     flags = _convert({k: fields.get(k) for k in _Flags.__struct_fields__}, _Flags, "body")

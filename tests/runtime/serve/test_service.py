@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -274,6 +275,42 @@ def test_bodies_that_are_none(make: Any) -> None:
         ):
             code, document = post(address, body)
             assert (code, message in document["error"]["message"]) == (status, True), document
+
+
+def test_bodies_that_go_too_far(make: Any) -> None:
+    prompt = b'{"model": "tiny", "prompt": "a", "temperature": 1'
+    with running(make()) as address:
+        for body, status, message in (
+            (b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "must be a JSON object"),
+            (prompt + b"0" * 400 + b"}", 400, "temperature must be a number from 0"),
+        ):
+            code, document = post(address, body)
+            assert (code, message in document["error"]["message"]) == (status, True), document
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/completions"), ("POST", "/v1/embed")])
+def test_what_is_not_there_is_told_in_the_same_form(make: Any, method: str, path: str) -> None:
+    with running(make()) as address:
+        request = urllib.request.Request(f"{address}{path}", method=method)
+        with pytest.raises(urllib.error.HTTPError) as found:
+            urllib.request.urlopen(request, timeout=30)
+        message = json.load(found.value)["error"]["message"]
+    assert f"{method} {path}" in message and "POST /v1/completions" in message
+
+
+def test_a_client_that_leaves_within_its_body_is_no_fault(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator = make()
+    with running(generator) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as leaver:
+            leaver.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+            )
+            time.sleep(0.1)  # so that it is read before it breaks off
+        assert post(address, b'{"model": "tiny", "prompt": "a", "max_tokens": 2}')[0] == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 class Slow:
