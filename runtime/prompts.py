@@ -32,12 +32,19 @@ def read_prompts(
     Raises:
         PromptError: Naming every prompt that is empty or holds unknown ids, with those ids.
     """
+    if not isinstance(prompts, str | Sequence | np.ndarray):
+        raise PromptError(
+            f"a text, a list of ids, or a list of those was expected, {prompts!r} was given"
+        )
     single = isinstance(prompts, str) or (len(prompts) > 0 and all(is_whole(p) for p in prompts))
     several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item,assignment]
     if len(several) == 0:
         raise PromptError("at least one prompt was expected, none was given")
     found, faults = [], []
     for n, prompt in enumerate(several):
+        if not isinstance(prompt, str | Sequence | np.ndarray):
+            faults.append(f"prompt {n} is {prompt!r}, a text or a list of ids was expected")
+            continue
         ids = tokens.encode(prompt) if isinstance(prompt, str) else list(prompt)
         unknown = [i for i in ids if not (is_whole(i) and 0 <= int(i) < vocab_size)]
         if not ids:

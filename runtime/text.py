@@ -10,11 +10,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headport.bundle import Bundle
-from headport.errors import BundleError
+from headport.errors import BundleError, PromptError
 
 __all__ = ["TextStream", "Tokens"]
 
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Decoders whose earlier text never changes when tokens are added, once what `_definite` holds
 # back is held back. With any other decoder a stream gives its text at the end.
@@ -50,8 +51,14 @@ class Tokens:
             self.byte_ids = frozenset(i for t, i in vocabulary.items() if _BYTE_TOKEN.fullmatch(t))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer itself adds."""
-        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of a text, with the special tokens that the tokenizer itself adds.
+
+        Raises:
+            PromptError: If it is no text, or no Unicode: a half of a surrogate pair, which is what
+                a byte that is not UTF-8 becomes on a command line.
+        """
+        found = self._encode(text, add_special_tokens)
+        ids: list[int] = found.ids
         return ids
 
     def encode_with_ends(
@@ -59,10 +66,21 @@ class Tokens:
     ) -> tuple[list[int], list[int]]:
         """Ids as `encode` gives them, and for each the character of the text where it ends.
 
-        A special token that the tokenizer adds has no text and ends at 0.
+        A special token that the tokenizer adds has no text and ends at 0. Errors as `encode`.
         """
-        found = self._inner.encode(text, add_special_tokens=add_special_tokens)
+        found = self._encode(text, add_special_tokens)
         return found.ids, [end for _, end in found.offsets]
+
+    def _encode(self, text: str, add_special_tokens: bool) -> Any:
+        try:
+            return self._inner.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            at = _LONE_SURROGATE.search(text) if isinstance(text, str) else None
+            what = f"{at.group()!r} at character {at.start()}" if at else type(text).__name__
+            raise PromptError(
+                f"a text of whole Unicode characters was expected, {what} was found; "
+                "give it as UTF-8"
+            ) from error
 
     def piece(self, token_id: int) -> str:
         """The token's own spelling in the vocabulary, such as `Ġthe`."""

@@ -36,6 +36,21 @@ def test_empty_prompts(tokens, prompts):
         read_prompts(prompts, tokens, 257)
 
 
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "a list of those was expected, None was given"),
+        (5, "a list of those was expected, 5 was given"),
+        ([1.5], "prompt 0 is 1.5, a text or a list of ids was expected"),
+        (["a", None], "prompt 1 is None, a text or a list of ids was expected"),
+        ("ab\udcff", r"whole Unicode characters was expected, '\\udcff' at character 2"),
+    ],
+)
+def test_what_is_no_prompt(tokens, prompts, message):
+    with pytest.raises(PromptError, match=message):
+        read_prompts(prompts, tokens, 257)
+
+
 def test_no_prompt_at_all(tokens):
     with pytest.raises(PromptError, match="none was given"):
         read_prompts([], tokens, 257)
