@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from headport.bundle import Bundle, check_writable, draft_bundle, refuse_overlap, write_text
-from headport.errors import BundleError, OutputError
+from headport.bundle import (
+    Bundle,
+    check_text_files,
+    check_writable,
+    draft_bundle,
+    refuse_overlap,
+    write_text,
+)
+from headport.errors import BundleError, OutputError, UsageError
 from tests.bundles import FILES, manifest, write_bundle
 
 
@@ -230,6 +237,25 @@ def test_what_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
         check_writable(tmp_path / place)
     check_writable(Path(os.devnull))
     assert [p.name for p in tmp_path.iterdir()] == ["old.json"]
+
+
+def test_text_files_are_checked_before_the_work(tmp_path: Path) -> None:
+    there, new = tmp_path / "there.md", tmp_path / "new.md"
+    there.write_text("old")
+    check_text_files([new, None], force=False)
+    check_text_files([there, new], force=True)
+    with pytest.raises(OutputError, match="exists; choose another output or pass --force"):
+        check_text_files([new, there], force=False)
+    with pytest.raises(UsageError, match="was given 2 times"):
+        check_text_files([new, None, new], force=True)
+    with pytest.raises(OutputError, match="is a folder"):
+        check_text_files([tmp_path], force=True)
+
+
+def test_a_bundle_without_a_backbone_says_so() -> None:
+    graphs = {name: g for name, g in manifest().graphs.items() if g.role != "backbone"}
+    with pytest.raises(BundleError, match="one of role backbone was expected"):
+        _ = manifest(graphs=graphs).backbone
 
 
 def test_an_output_never_overlaps_its_input(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headport.bundle import Bundle, check_writable, write_text
+from headport.bundle import Bundle, check_text_files, write_text
 from headport.command import OptionRecord, Outcome, check_least, option, positional
-from headport.errors import CheckpointError, OutputError, UsageError
+from headport.errors import UsageError
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.session import SessionSettings, usable_cpus
 from headport.validate.assembly import Evidence, Findings, Settings, assemble_report
@@ -21,7 +21,7 @@ from headport.validate.bisection import MAX_WINDOWS, bisect, find_stages
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import Material, check_ids, compare, jobs_of, prepare
 from headport.validate.documents import Text, read_texts
-from headport.validate.fitness import check_known, knows_top_only, midpoint_of
+from headport.validate.fitness import check_known, check_model, knows_top_only, midpoint_of
 from headport.validate.gates import GateRule, check_slices, read_gates
 from headport.validate.greedy import run_greedy
 from headport.validate.markdown import render_markdown
@@ -330,21 +330,8 @@ def _check(options: Options) -> None:
             f"--max-tokens {options.max_tokens} leaves nothing for some of the "
             f"{len(options.text)} texts; give at least one token for each"
         )
-    given = [path for path in _outputs(options) if path is not None]
-    if len(set(given)) < len(given):
-        raise UsageError(
-            f"--markdown, --html and --junit: files of their own expected, {given[0]} given twice"
-        )
-    for path in given:
-        if path.exists() and not options.force:
-            raise OutputError(f"{path} exists; choose another output or pass --force")
-        check_writable(path)
-    # The process would need seconds to say so.
-    if not Path(options.reference).exists() and ":" not in options.reference:
-        raise CheckpointError(
-            f"{options.reference}: a Hugging Face folder, a .gguf file or module:function was "
-            "expected, nothing is there"
-        )
+    check_text_files(_outputs(options), force=options.force)
+    check_model(options.reference)
 
 
 def _check_vocabulary(reference: ReferenceFacts, candidate: Candidate) -> None:

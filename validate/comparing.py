@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from headport.bundle import check_writable, write_text
+from headport.bundle import check_text_files, write_text
 from headport.command import OptionRecord, Outcome, option, positional
-from headport.errors import OutputError, UsageError
+from headport.errors import UsageError
 from headport.validate import markdown, webpage
 from headport.validate.baseline import check_comparable
 from headport.validate.changes import Change, changes
@@ -66,7 +66,7 @@ def run(options: Options) -> Outcome:
     title = "Comparison of two validations"
     lead, sections = _lead(before, now, found), _sections(found)
     if options.output is not None:
-        page = _FORMATS[options.output.suffix](title, lead, sections)
+        page = _FORMATS[options.output.suffix.lower()](title, lead, sections)
         write_text({options.output: page}, force=options.force)
     text = "\n\n".join([lead, *map(render_section, sections)])
     worse = any(change.outcome == "worse" for change in found)
@@ -80,13 +80,11 @@ def run(options: Options) -> Outcome:
 
 
 def _check_output(output: Path, *, force: bool) -> None:
-    if output.suffix not in _FORMATS:
+    if output.suffix.lower() not in _FORMATS:
         raise UsageError(
             f"--output: a file that ends in {' or '.join(_FORMATS)} was expected, {output} given"
         )
-    if output.exists() and not force:
-        raise OutputError(f"{output} exists; choose another output or pass --force")
-    check_writable(output)
+    check_text_files([output], force=force)
 
 
 def _lead(before: Report, now: Report, found: Sequence[Change]) -> str:

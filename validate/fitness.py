@@ -6,13 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headport.bundle import Bundle
-from headport.errors import UsageError
+from headport.errors import CheckpointError, UsageError
 from headport.validate.gates import GateRule
 from headport.validate.sides import ReferenceSide
 from headport.validate.store import StoredReference
 from headport.validate.top_rows import BOUNDED_METRICS
 
-__all__ = ["check_known", "knows_top_only", "midpoint_of"]
+__all__ = ["check_known", "check_model", "knows_top_only", "midpoint_of"]
+
+
+def check_model(reference: str) -> None:
+    """Refuse a reference of which nothing is there; its process would need seconds to say so.
+
+    Raises:
+        CheckpointError: If it is neither a path that exists nor may be `module:function`.
+    """
+    if not Path(reference).exists() and ":" not in reference:
+        raise CheckpointError(
+            f"{reference}: a Hugging Face folder, a .gguf file or module:function was expected, "
+            "nothing is there"
+        )
 
 
 def knows_top_only(reference: ReferenceSide | None) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-from headport.bundle import check_writable, write_text
+from headport.bundle import check_text_files, write_text
 from headport.command import OptionRecord, Outcome, option, positional
-from headport.errors import OutputError, UsageError
+from headport.errors import UsageError
 from headport.validate.markdown import render_markdown
 from headport.validate.reading import read_report
 from headport.validate.report import Report
@@ -55,11 +55,7 @@ def _check(options: Options) -> None:
             raise UsageError(
                 f"--output: a file that ends in {', '.join(FORMATS)} was expected, {file} given"
             )
-        if file.exists() and not options.force:
-            raise OutputError(f"{file} exists; choose another output or pass --force")
-        check_writable(file)
-    if len(set(options.output)) < len(options.output):
-        raise UsageError("--output: files of different names expected, one was given twice")
+    check_text_files(options.output, force=options.force)
 
 
 def run(options: Options) -> Outcome:

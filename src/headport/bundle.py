@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from headport.errors import BundleError, OutputError
+from headport.errors import BundleError, OutputError, UsageError
 from headport.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Draft",
     "carried_files",
     "check_output",
+    "check_text_files",
     "check_writable",
     "copy_files",
     "draft_bundle",
@@ -289,6 +291,26 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def check_text_files(paths: Iterable[Path | None], *, force: bool) -> None:
+    """Refuse files that cannot be written, before the work whose results they are to hold.
+
+    Args:
+        paths: One per result; None where it is not wanted.
+        force: Existing files may be replaced.
+
+    Raises:
+        UsageError: If a file is named twice.
+        OutputError: If one exists and `force` is False, or cannot be written.
+    """
+    given = [path for path in paths if path is not None]
+    for path, times in Counter(given).items():
+        if times > 1:
+            raise UsageError(f"{path} was given {times} times; give each output its own file")
+        if path.exists() and not force:
+            raise OutputError(f"{path} exists; choose another output or pass --force")
+        check_writable(path)
 
 
 def write_text(files: Mapping[Path, str], *, force: bool) -> None:

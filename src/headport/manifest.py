@@ -211,8 +211,18 @@ class Manifest(_Strict, frozen=True):
 
     @property
     def backbone_name(self) -> str:
-        """Name of the graph that turns token ids into hidden states; every bundle has one."""
-        return next(name for name, graph in self.graphs.items() if graph.role == "backbone")
+        """Name of the graph that turns token ids into hidden states.
+
+        Raises:
+            BundleError: If there is none.
+        """
+        for name, graph in self.graphs.items():
+            if graph.role == "backbone":
+                return name
+        raise BundleError(
+            f"the manifest's graphs are {', '.join(self.graphs) or 'none'}, one of role backbone "
+            "was expected; write the bundle again"
+        )
 
     @property
     def backbone(self) -> Graph:

@@ -164,7 +164,7 @@ def test_a_damaged_bundle_exits_2(
         (("--greedy-tokens", "-3"), "--greedy-tokens: at least 0 expected"),
         (("--text", "none.txt"), "none.txt: a text file was expected"),
         (("--gates", "none.toml"), "none.toml: cannot be read"),
-        (("--markdown", "same", "--html", "same"), "same given twice"),
+        (("--markdown", "same", "--html", "same"), "same was given 2 times"),
     ],
 )
 def test_wrong_use_exits_2(

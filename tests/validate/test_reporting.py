@@ -51,7 +51,7 @@ def test_old_reports_become_every_form(version: int, tmp_path: Path) -> None:
     ("output", "says"),
     [
         (("page.pdf",), "a file that ends in .html, .md, .xml, .txt was expected"),
-        (("a.html", "a.html"), "one was given twice"),
+        (("a.html", "a.html"), "a.html was given 2 times"),
     ],
 )
 def test_wrong_outputs_are_refused(

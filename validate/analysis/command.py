@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from headport.bundle import Bundle, check_writable, write_text
+from headport.bundle import Bundle, check_text_files, write_text
 from headport.command import OptionRecord, Outcome, check_least, option, positional
-from headport.errors import CheckpointError, OutputError, UsageError
+from headport.errors import UsageError
 from headport.session import usable_cpus
 from headport.validate.analysis.certainty import CertaintyOfSides
 from headport.validate.analysis.ends import EndProbabilities, end_ids
@@ -19,6 +19,7 @@ from headport.validate.candidate import Candidate
 from headport.validate.comparison import check_ids, jobs_of, prepare
 from headport.validate.documents import read_texts
 from headport.validate.facts import candidate_facts
+from headport.validate.fitness import check_model
 from headport.validate.reference_process import ReferenceProcess
 from headport.validate.sides import ReferenceSide
 from headport.validate.store import is_store
@@ -140,19 +141,8 @@ def _check(options: Options) -> None:
             f"--reference {options.reference}: a model was expected; a stored reference knows only "
             "its own windows, not the ends of documents"
         )
-    if not Path(options.reference).exists() and ":" not in options.reference:
-        raise CheckpointError(
-            f"{options.reference}: a Hugging Face folder, a .gguf file or module:function was "
-            "expected, nothing is there"
-        )
-    if options.markdown is not None and options.markdown == options.html:
-        raise UsageError(f"--markdown and --html both name {options.html}; give two files")
-    for path in (options.markdown, options.html):
-        if path is None:
-            continue
-        if path.exists() and not options.force:
-            raise OutputError(f"{path} exists; choose another output or pass --force")
-        check_writable(path)
+    check_model(options.reference)
+    check_text_files((options.markdown, options.html), force=options.force)
 
 
 def run(options: Options) -> Outcome:

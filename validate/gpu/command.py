@@ -10,9 +10,9 @@ from typing import Annotated
 import msgspec
 
 from headport import __version__
-from headport.bundle import MANIFEST, Bundle, check_writable, file_entry, write_text
+from headport.bundle import MANIFEST, Bundle, check_text_files, file_entry, write_text
 from headport.command import OptionRecord, Outcome, check_least, option, positional
-from headport.errors import OutputError, UsageError
+from headport.errors import UsageError
 from headport.gpu_probe import probe_gpu
 from headport.providers import FALLBACK_HELP, PROVIDERS
 from headport.session import SessionSettings, library_version
@@ -101,10 +101,7 @@ def _pages(options: Options) -> tuple[Path, Path] | None:
     if options.output.suffix != ".json":
         raise UsageError(f"-o {options.output}: a name ending in .json was expected")
     pages = (options.output, options.output.with_suffix(".md"))
-    for page in pages:
-        if page.exists() and not options.force:
-            raise OutputError(f"{page} exists; choose another output or pass --force")
-        check_writable(page)
+    check_text_files(pages, force=options.force)
     return pages
 
 

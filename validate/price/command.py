@@ -8,9 +8,9 @@ from typing import Annotated
 
 import numpy as np
 
-from headport.bundle import Bundle, write_text
+from headport.bundle import Bundle, check_text_files, write_text
 from headport.command import OptionRecord, Outcome, option, positional
-from headport.errors import CheckpointError, OutputError, UsageError
+from headport.errors import UsageError
 from headport.quantize.count.table import TokenCounts, read_counts
 from headport.quantize.prune.closure import always_kept
 from headport.quantize.prune.report import head_bytes
@@ -19,6 +19,7 @@ from headport.session import usable_cpus
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import check_ids, prepare
 from headport.validate.documents import read_texts
+from headport.validate.fitness import check_model
 from headport.validate.price.curve import KeepOrder, keep_order
 from headport.validate.price.kept import KeptTokenizer, kept_tokenizer, read_kept
 from headport.validate.price.material import priced_documents
@@ -182,16 +183,8 @@ def _check(options: Options) -> None:
             f"--reference {options.reference}: a model was expected, a stored reference brings its "
             "own texts"
         )
-    if not Path(options.reference).exists() and ":" not in options.reference:
-        raise CheckpointError(
-            f"{options.reference}: a Hugging Face folder, a .gguf file or module:function was "
-            "expected, nothing is there"
-        )
-    if options.markdown is not None and options.markdown == options.html:
-        raise UsageError(f"--markdown and --html both name {options.html}; give two files")
-    for path in (options.markdown, options.html):
-        if path is not None and path.exists() and not options.force:
-            raise OutputError(f"{path} exists; choose another output or pass --force")
+    check_model(options.reference)
+    check_text_files((options.markdown, options.html), force=options.force)
 
 
 def run(options: Options) -> Outcome:

@@ -148,7 +148,7 @@ def test_an_fp32_bundle_says_what_its_reference_says(
     [
         (("--window", "0"), "--window: at least 1 expected"),
         (("--reference", "nowhere"), "nothing is there"),
-        (("--markdown", "same", "--html", "same"), "both name same"),
+        (("--markdown", "same", "--html", "same"), "same was given 2 times"),
     ],
 )
 def test_wrong_use_is_refused(

@@ -269,7 +269,7 @@ def _options(**changes: Any) -> Options:
         ({"max_tokens": -1}, UsageError, "--max-tokens"),
         ({"max_lost_mass": 1.0}, UsageError, "--max-lost-mass: 0 or more"),
         ({"reference": "nowhere"}, CheckpointError, "nothing is there"),
-        ({"markdown": Path("r"), "html": Path("r")}, UsageError, "give two files"),
+        ({"markdown": Path("r"), "html": Path("r")}, UsageError, "given 2 times"),
     ],
 )
 def test_wrong_use_is_refused(changes, error, message):
