@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Hold a bundle against its reference and leave what a pipeline shows: the same run on a laptop,
-# in GitHub Actions (action.yml), in GitLab (gitlab-ci.yml), and before a commit (pre-commit.yaml).
+# in GitHub Actions (action.yml), in GitLab (gitlab-ci.yml), and before a push (pre-commit.yaml).
 #
 # BUNDLE     bundle folder
 # REFERENCE  checkpoint, or what `headport reference` wrote (needs neither torch nor the checkpoint)

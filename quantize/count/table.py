@@ -19,6 +19,7 @@ import numpy.typing as npt
 from headport.errors import OutputError, UsageError
 
 __all__ = [
+    "SCHEMA_VERSION",
     "CountedFile",
     "CountsRecord",
     "Deduplication",

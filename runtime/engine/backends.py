@@ -35,7 +35,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
                 "tensorrt",
                 "pip install tensorrt, from NVIDIA's index, on a machine with a driver",
             ),
-            Backend("tensorrt-rtx", "tensorrt_rtx", "pip install tensorrt-rtx-cu12"),
+            Backend("tensorrt-rtx", "tensorrt_rtx", "pip install 'headport[tensorrt-rtx]'"),
         )
     }
 )

@@ -22,6 +22,7 @@ __all__ = [
     "BACKEND_PACKAGES",
     "FOLDER",
     "MERGED",
+    "RECORD_VERSION",
     "EngineProfile",
     "EngineRecord",
     "WeightProof",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 
 __all__ = [
+    "SCHEMA_VERSION",
     "Curve",
     "CurvePoint",
     "Longer",
     "PriceReport",
+    "Removed",
     "Slice",
     "Spelling",
     "Suggestion",

@@ -188,7 +188,7 @@ def test_an_absent_library_is_named_with_its_package(
     lowered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
-    with pytest.raises(UsageError, match="pip install tensorrt-rtx-cu12"):
+    with pytest.raises(UsageError, match=r"pip install 'headport\[tensorrt-rtx\]'"):
         engine(options_for(lowered, tmp_path / "out", "tensorrt-rtx"))
 
 
