@@ -15,7 +15,9 @@ from headport.runtime.text import Tokens
 __all__ = ["DEFAULT_NEW_TOKENS", "Prompt", "fit", "read_masks", "read_prompts", "read_starts"]
 
 Prompt = str | Sequence[int]
-DEFAULT_NEW_TOKENS = 128  # per prompt, where neither the call nor the bundle says
+# Per prompt, where neither the call nor the bundle says; runtime/cpp/src/generator/generator.cc has
+# the same number.
+DEFAULT_NEW_TOKENS = 128
 
 
 def read_prompts(
@@ -32,7 +34,7 @@ def read_prompts(
     Raises:
         PromptError: Naming every prompt that is empty or holds unknown ids, with those ids.
     """
-    if not isinstance(prompts, str | Sequence | np.ndarray):
+    if not _is_listed(prompts):
         raise PromptError(
             f"a text, a list of ids, or a list of those was expected, {prompts!r} was given"
         )
@@ -42,7 +44,7 @@ def read_prompts(
         raise PromptError("at least one prompt was expected, none was given")
     found, faults = [], []
     for n, prompt in enumerate(several):
-        if not isinstance(prompt, str | Sequence | np.ndarray):
+        if not _is_listed(prompt):
             faults.append(f"prompt {n} is {prompt!r}, a text or a list of ids was expected")
             continue
         ids = tokens.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -58,6 +60,10 @@ def read_prompts(
     if faults:
         raise PromptError("; ".join(faults))
     return [[int(i) for i in ids] for ids in found]
+
+
+def _is_listed(value: object) -> bool:
+    return isinstance(value, str | Sequence | np.ndarray)
 
 
 def read_masks(

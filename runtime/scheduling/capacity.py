@@ -12,7 +12,9 @@ from headport.gpu_probe import probe_gpu
 
 __all__ = ["MOST_SLOTS", "available_bytes", "choose_slots", "slot_bytes"]
 
-MOST_SLOTS = 16  # where nothing is said; more rows seldom make a CPU faster
+# Where nothing is said; more rows seldom make a CPU faster. runtime/cpp/src/c_api.cc has the same
+# number.
+MOST_SLOTS = 16
 _SHARE = 0.5  # of what is available, that slots may take where nothing is said
 _BYTES = {"float": 4, "float16": 2, "bfloat16": 2}
 _MEMORY = Path("/proc/meminfo")

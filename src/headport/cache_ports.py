@@ -17,6 +17,7 @@ __all__ = [
 
 # The attention operator wants room for a chunk's padding behind every row, also behind a full one.
 # With this many slots more than tokens, a chunk never has to be cut narrower than that.
+# runtime/cpp/src/generator/in_place_runner.cc has the same number.
 SPARE_SLOTS = 64
 
 # Input `X.N…` takes what output `Y.N…` of the step before gave.

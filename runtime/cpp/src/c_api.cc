@@ -22,7 +22,7 @@ namespace hi = headport::internal;
 
 namespace {
 
-constexpr std::int64_t kMostRows = 16;
+constexpr std::int64_t kMostRows = 16;  // runtime/scheduling/capacity.py has the same number
 constexpr std::int64_t kLargestVocabulary = std::int64_t{1} << 31;  // ids of a map are int32
 constexpr std::int64_t kLongestContext = std::int64_t{1} << 30;     // graphs count slots in int32
 

@@ -8,7 +8,8 @@
 namespace headport::internal {
 namespace {
 
-constexpr std::int64_t kNewTokens = 128;  // per reply, where neither the call nor the bundle says
+// Per reply, where neither the call nor the bundle says; runtime/prompts.py has the same number.
+constexpr std::int64_t kNewTokens = 128;
 constexpr int kSeedBits = 53;             // drawn seeds survive JSON readers that know float64 only
 
 std::uint64_t drawn_seed() {

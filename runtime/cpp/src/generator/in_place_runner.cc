@@ -10,7 +10,8 @@
 namespace headport::internal {
 namespace {
 
-// Tokens of a prompt per run, as in Python: float results depend on it a little.
+// Tokens of a prompt per run: float results depend on it a little, so `prefill_chunk` of
+// runtime/generator.py has the same default.
 constexpr std::size_t kChunk = 64;
 // The attention operator wants room for a chunk's padding behind every row, also behind a full one;
 // src/headport/cache_ports.py has the same number.

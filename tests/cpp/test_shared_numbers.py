@@ -1,0 +1,32 @@
+"""Numbers that stand in Python and in C++ are the same; needs no compiler."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from headport import __version__
+from headport.cache_ports import SPARE_SLOTS
+from headport.runtime import Generator
+from headport.runtime.prompts import DEFAULT_NEW_TOKENS
+from headport.runtime.scheduling.capacity import MOST_SLOTS
+
+CPP = Path(__file__).parents[2] / "runtime" / "cpp"
+CHUNK = inspect.signature(Generator).parameters["prefill_chunk"].default
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "expected"),
+    [
+        ("CMakeLists.txt", r"project\(headport VERSION (\S+)", __version__),
+        ("src/c_api.cc", r"kMostRows = (\d+);", str(MOST_SLOTS)),
+        ("src/generator/generator.cc", r"kNewTokens = (\d+);", str(DEFAULT_NEW_TOKENS)),
+        ("src/generator/in_place_runner.cc", r"kSpareSlots = (\d+);", str(SPARE_SLOTS)),
+        ("src/generator/in_place_runner.cc", r"kChunk = (\d+);", str(CHUNK)),
+    ],
+)
+def test_a_number_is_the_same_on_both_sides(file: str, pattern: str, expected: str) -> None:
+    assert re.findall(pattern, (CPP / file).read_text(encoding="utf-8")) == [expected]
