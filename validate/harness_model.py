@@ -119,9 +119,17 @@ class HeadportModel(TemplateLM):  # type: ignore[misc]
         """Names the tokenizer in the harness's caches."""
         return self._generator.bundle.manifest.provenance.checkpoint.replace("/", "__")
 
-    def _special(self, name: str) -> int:
+    def _text_of(self, name: str) -> str:
         text = self._tokens.special_tokens.get(name)
-        ids = [] if text is None else self._tokens.encode(text, add_special_tokens=False)
+        if text is None:
+            raise UsageError(
+                f"{self._generator.bundle.path}: the harness needs the tokenizer's {name}, "
+                "tokenizer_config.json names none; name it there and export again"
+            )
+        return text
+
+    def _special(self, name: str) -> int:
+        ids = self._tokens.encode(self._text_of(name), add_special_tokens=False)
         if len(ids) != 1:
             raise UsageError(
                 f"{self._generator.bundle.path}: the harness needs the tokenizer's {name}, one "
@@ -210,7 +218,7 @@ class HeadportModel(TemplateLM):  # type: ignore[misc]
     def _replies(self, group: Sequence[Instance]) -> list[str]:
         given = dict(group[0].args[1])
         options = dict(normalize_gen_kwargs(given, self.max_gen_toks))
-        end = self._tokens.special_tokens["eos_token"]
+        end = self._text_of("eos_token")
         until = handle_stop_sequences(options.pop("until", None), eos=end)
         new_tokens = options.pop("max_gen_toks")
         if not 0 < new_tokens < self.max_length:
