@@ -26,5 +26,5 @@ def ask_callback(where: str, ask: Callable[[], T]) -> T:
         return ask()
     except HeadportError:
         raise
-    except Exception as error:  # the caller's code may raise anything
+    except (Exception, SystemExit) as error:  # `sys.exit` would end the generator's thread
         raise RequestError(f"{where} failed: {type(error).__name__}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -33,6 +34,7 @@ class Scheduler:
         self._most_waiting = most_waiting
         self._stats = stats
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
         # What the threads hand over, and the lock for it.
         self._changed = threading.Condition()
         self._requests: list[list[RowState]] = []
@@ -55,8 +57,9 @@ class Scheduler:
 
         Raises:
             OverloadedError: If too many rows wait already.
-            ClosedError: After `close`.
+            ClosedError: After `close`, or in a fork of the process that made it.
         """
+        self._check_process()
         ticket = Ticket(deadline, self._wake)
         request = RowRequest(ticket, rows, listener, len(rows))
         with self._changed:
@@ -82,6 +85,7 @@ class Scheduler:
 
     def submit_job(self, steps: Steps, deadline: float | None, *, counted: bool = False) -> Ticket:
         """As `run`, without waiting; `counted` among the requests."""
+        self._check_process()
         ticket = Ticket(deadline, self._wake)
         with self._changed:
             self._check_room()
@@ -92,6 +96,8 @@ class Scheduler:
 
     def between_steps(self, ask: Callable[[], T]) -> T:
         """What a function gives while no step is being worked on."""
+        if self._forked:
+            return ask()
         answer: Future[T] = Future()
         with self._changed:
             idle = self._thread is None or self._closed
@@ -103,6 +109,9 @@ class Scheduler:
 
     def close(self) -> None:
         """End all requests and the thread; without effect the second time."""
+        if self._forked:
+            self._closed = True
+            return
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -114,6 +123,19 @@ class Scheduler:
     def closed(self) -> bool:
         """Whether it was closed, or ended by a fault of its own."""
         return self._closed
+
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        # A fork has no thread but the one that made it, so nobody would do the work. Asked before
+        # the lock is taken, which another thread may have held at that moment.
+        if self._forked:
+            raise ClosedError(
+                f"the generator was made in process {self._process} and this is {os.getpid()}, a "
+                "fork without its threads; make one in each process, after the fork"
+            )
 
     def _check_room(self) -> None:
         if self._closed:

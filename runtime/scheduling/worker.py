@@ -119,12 +119,12 @@ class Worker:
         for state in [s for s in self._running if s.ticket.ended]:
             self._leave(state)
 
-    def _end(self, tickets: set[Ticket], error: Exception) -> None:
+    def _end(self, tickets: set[Ticket], error: BaseException) -> None:
         for ticket in tickets:
             self._stats.count_end(error)
             ticket.fail(error)
 
-    def _fail(self, states: list[RowState], error: Exception) -> None:
+    def _fail(self, states: list[RowState], error: BaseException) -> None:
         """End the requests of some rows; what their slots hold is not to be trusted."""
         for state in states:
             self._leave(state, sound=False)
@@ -244,7 +244,7 @@ class Worker:
             token = state.row.accept(choice)
             if state.request.listener is not None:
                 state.request.listener(state.place, token)
-        except Exception as error:  # noqa: BLE001 - ends this request, not the others
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - ends this request alone
             self._fail([state], error)
             return
         self._stats.new_tokens += 1

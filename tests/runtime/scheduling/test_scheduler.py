@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from headport.errors import CancelledRequestError, ClosedError, DeadlineError, OverloadedError
+from headport.errors import (
+    CancelledRequestError,
+    ClosedError,
+    DeadlineError,
+    OverloadedError,
+    RequestError,
+)
 from headport.runtime import Generator
 
 NEW = {"max_new_tokens": 6, "eos_token_id": ()}
@@ -154,6 +163,37 @@ def test_a_caller_that_is_interrupted_cancels(make: Any, monkeypatch: pytest.Mon
     gate.opened.set()
     with pytest.raises(CancelledRequestError):
         submission.result()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_fork_is_told_that_its_threads_are_gone(make: Any) -> None:
+    generator = make()
+    generator.generate("ab", **NEW)
+    child = os.fork()
+    if child == 0:  # must never return into pytest
+        signal.alarm(20)
+        code = 1
+        try:
+            generator.stats.requests  # noqa: B018 - must not wait for a thread
+            generator.generate("ab", **NEW)
+        except ClosedError as error:
+            code = 0 if "after the fork" in str(error) else 2
+            generator.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(generator.generate("ab", **NEW)[0].token_ids) == 6
+
+
+@pytest.mark.parametrize("name", ["allowed", "process_scores", "listener"])
+def test_a_callback_that_exits_ends_its_own_request(make: Any, name: str) -> None:
+    def leave(*_: Any) -> None:
+        sys.exit("enough")
+
+    generator = make()
+    with pytest.raises((RequestError, SystemExit), match="enough"):
+        generator.submit("ab", **NEW, **{name: leave}).result()
+    assert len(generator.generate("ab", **NEW)[0].token_ids) == 6
 
 
 def test_waiting_for_oneself_is_refused(make: Any) -> None:
