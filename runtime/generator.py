@@ -112,9 +112,10 @@ class Generator:
                 f"max_context must be from 1 to the model's {manifest.model.max_context}, "
                 f"{max_context} was given"
             )
-        for name, value in (("prefill_chunk", prefill_chunk), ("max_waiting", max_waiting)):
-            if value < 1:
-                raise RequestError(f"{name} must be from 1 up, {value} was given")
+        least = (("prefill_chunk", prefill_chunk, 1), ("max_waiting", max_waiting, 1))
+        for name, value, low in (*least, ("reply_limit", reply_limit, 0)):
+            if value < low:
+                raise RequestError(f"{name} must be from {low} up, {value} was given")
         self.bundle = opened
         self.head = head
         self._reply_limit = reply_limit

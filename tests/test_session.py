@@ -27,6 +27,12 @@ ADD_ROWS = "g (float[n, 2] x, float[n, 2] y) => (float[n, 2] z) { z = Add (x, y)
 ADD = "g (float[n] x, float[n] y) => (float[n] z) { z = Add (x, y) }"
 
 
+@pytest.mark.parametrize("threads", [-1, 10**6])
+def test_threads_out_of_range_are_refused(threads: int) -> None:
+    with pytest.raises(UsageError, match=f"from 1 to 1024, or 0 for all.*{threads} was given"):
+        SessionSettings(threads=threads)
+
+
 def test_ports_and_run(tmp_path: Path) -> None:
     found = _session(tmp_path, "g (float16[n, 3] x) => (float16[n, 3] y) { y = Neg (x) }")
     assert (found.inputs, found.outputs, found.shape("x")) == (("x",), ("y",), ("n", 3))

@@ -37,16 +37,28 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What the caller may choose about a session."""
+    """What the caller may choose about a session.
+
+    Raises:
+        UsageError: If `threads` is out of range.
+    """
 
     threads: int = 0  # intra-op threads; 0 = as many as this process may use CPUs
     provider: str = AUTO  # a key or a name of `headport.providers`; auto = what the target is for
     cpu_fallback: bool = False  # operators the provider lacks run on the CPU; else they are refused
     capture: bool = False  # record a decode step once as a CUDA graph and replay it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threads <= _MOST_THREADS:  # ONNX Runtime would start as many
+            raise UsageError(
+                f"threads must be from 1 to {_MOST_THREADS}, or 0 for all available cores, "
+                f"{self.threads} was given"
+            )
 
     def for_target(self, target: str) -> SessionSettings:
         """The same with the provider's own name in place of `auto`.

@@ -172,6 +172,8 @@ def test_what_a_bundle_must_have(make, make_bundle):
     make(defaults={"guidance_scale": 1.2}, options={"ignore": ["guidance_scale"]})
     with pytest.raises(RequestError, match="max_context must be from 1 to the model's 64"):
         make(options={"max_context": 65})
+    with pytest.raises(RequestError, match="reply_limit must be from 0 up, -5 was given"):
+        make(options={"reply_limit": -5})
 
 
 def test_a_bundle_is_opened_with_its_checks(tmp_path):
