@@ -81,7 +81,7 @@ RULES = (
     ),
     rule(
         "headport.runtime.serve",
-        f"{BASE} fastapi uvicorn",
+        f"{BASE} fastapi starlette uvicorn",  # fastapi hands on some of what starlette raises only
         "headport",
         ("headport.export", "headport.quantize", "headport.validate", *GRAPH_CODE),
     ),
@@ -101,8 +101,8 @@ RULES = (
 HEAVY = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript")
 # module → what neither it nor anything of ours that it imports may import
 CHAINS = {
-    "headport.runtime": (*HEAVY, "fastapi", "uvicorn"),
-    "headport.runtime.command": (*HEAVY, "fastapi", "uvicorn"),
+    "headport.runtime": (*HEAVY, "fastapi", "starlette", "uvicorn"),
+    "headport.runtime.command": (*HEAVY, "fastapi", "starlette", "uvicorn"),
     "headport.runtime.serve.app": HEAVY,
     "headport.cli": (*HEAVY, "onnxruntime"),
     "headport.export.checkpoint": ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
