@@ -120,13 +120,13 @@ class Spread:
         """Count both sides' confidence; returns the reference's, [N]."""
         sides = zip(logits, (scores.nll_reference, scores.nll_candidate), strict=True)
         found: list[Float64] = []
-        rows = np.arange(len(targets))
+        rows, last = np.arange(len(targets)), _CALIBRATION_BINS - 1
         for side, (z, nll) in enumerate(sides):
             first = z.argmax(axis=1)
             # ln p(first) = z_first − z_y + ln p(y)
             above = z[rows, first].astype(np.float64) - z[rows, targets]
             confidence = np.clip(np.exp(above - nll), 0.0, 1.0)
-            bins = np.minimum((confidence * _CALIBRATION_BINS).astype(np.int64), 9)
+            bins = np.minimum((confidence * _CALIBRATION_BINS).astype(np.int64), last)
             for column, values in enumerate((np.ones(len(rows)), confidence, first == targets)):
                 self._calibration[side, column] += np.bincount(bins, values, _CALIBRATION_BINS)
             found.append(confidence)
