@@ -72,6 +72,11 @@ def chat_text(
         plain = json.loads(json.dumps({"messages": list(messages), **variables}))
     except (TypeError, ValueError) as error:
         raise RequestError(f"messages must be plain data, as in JSON: {error}") from error
+    odd = [m for m in plain["messages"] if not isinstance(m, dict)]
+    if odd:
+        raise RequestError(
+            f"messages must be mappings with role and content, {odd[0]!r} was among them"
+        )
     # An absent key is what templates test for; `None` would be written into the text.
     chat = [{k: v for k, v in message.items() if v is not None} for message in plain["messages"]]
     settings = {"add_generation_prompt": True} | tokens.special_tokens | plain

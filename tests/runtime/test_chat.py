@@ -93,6 +93,8 @@ def test_templates_run_in_a_sandbox(chat, attack):
 def test_messages_must_be_plain(chat):
     with pytest.raises(RequestError, match="plain data"):
         chat(PLAIN)([{"role": "user", "content": object()}])
+    with pytest.raises(RequestError, match="mappings with role and content, 'hi' was among them"):
+        chat(PLAIN)(["hi"])
 
 
 def test_bundles_without_a_usable_template(chat):
