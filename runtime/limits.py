@@ -15,6 +15,7 @@ __all__ = ["LIMITS", "MAX_BEAMS", "MAX_LOGPROBS", "MAX_REPLIES", "check", "is_wh
 
 MAX_LOGPROBS = 1000  # a reply carries them for every token
 MAX_REPLIES = 10_000  # to one prompt; each is a row from the start
+_MOST_PENALTY = 50  # a million tokens to this power is still a number
 MAX_BEAMS = 1000  # a step of a search works on all of them, and nothing interrupts a step
 
 _MOST_SHOWN = 200  # characters of a value in a message
@@ -115,7 +116,10 @@ LIMITS: dict[str, tuple[Check, str]] = {
         _whole(1, MAX_BEAMS),
         f"a whole number from 1 (no beam search) to {MAX_BEAMS}",
     ),
-    "length_penalty": (_real(-1e3, 1e3), "a number from -1000 to 1000"),
+    "length_penalty": (
+        _real(-_MOST_PENALTY, _MOST_PENALTY),
+        f"a number from -{_MOST_PENALTY} to {_MOST_PENALTY}",
+    ),
     "early_stopping": (_early_stopping, 'True, False or "never"'),
     "logprobs": (_whole(0, MAX_LOGPROBS), f"a whole number from 0 to {MAX_LOGPROBS}"),
     "seed": (_one_or_several(_whole(0, MAX_SEED)), f"whole numbers from 0 to {MAX_SEED}"),

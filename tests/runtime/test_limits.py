@@ -79,7 +79,7 @@ def test_accepted(name, values):
         ("process_scores", [3]),
         ("n", [0, -1, 1.5, 10_001, 10**9]),
         ("num_beams", [0, True, 1001, 10**6]),
-        ("length_penalty", [NAN, "1", 1e6]),
+        ("length_penalty", [NAN, "1", 1e6, 1000, -51]),
         ("early_stopping", ["always", 1, 0.5]),
         ("logprobs", [-1, 1001, True]),
         ("rerank", ["best"]),
