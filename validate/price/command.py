@@ -128,6 +128,7 @@ def price_with(reference: ReferenceSide, options: Options) -> PriceReport:
         bundle=bundle,
         pruned=pruned,
         reference=facts.checkpoint,
+        reference_sha256=facts.sha256,
         kept=kept,
         counts=counts,
         documents=documents,

@@ -37,6 +37,7 @@ class Findings:
     bundle: Bundle
     pruned: Bundle
     reference: str
+    reference_sha256: str  # over the checkpoint's weight files
     kept: Kept
     counts: TokenCounts | None
     documents: Sequence[Priced]
@@ -161,6 +162,12 @@ def _curve(found: Findings, max_lost_mass: float) -> Curve | None:
 
 def _notes(found: Findings, before: Candidate) -> list[str]:
     notes = [*found.kept.notes, f"Special tokens as the tokenizer adds: {before.special_tokens()}."]
+    origin = found.bundle.manifest.provenance
+    if found.reference_sha256 != origin.sha256:
+        notes.append(
+            f"The reference {found.reference} is not the checkpoint the bundles were exported from "
+            f"({origin.checkpoint}, sha256 {origin.sha256[:16]}…)."
+        )
     if found.unspelled:
         notes.append(f"The text was not spelled with kept tokens: {found.unspelled}.")
     whole = found.measured.slices[ALL]

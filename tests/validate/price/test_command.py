@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,21 @@ def test_a_head_with_swapped_rows_shows_in_the_kl(both, bundle, checkpoint, shor
         Options(bundle=bundle, pruned=wrong, reference=str(checkpoint), text=(short_text,)),
     )
     assert of(report, "all").kl > 1e-4
+
+
+def test_another_checkpoint_with_the_same_tokens_is_named(
+    both, bundle, checkpoint, short_text, reports, reference_of, tmp_path
+):
+    from safetensors.numpy import load_file, save_file
+
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["lm_head.weight"] *= 0.5
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    options = Options(bundle=bundle, pruned=both["both"], reference=str(other), text=(short_text,))
+    wrong = "not the checkpoint the bundles were exported from"
+    assert any(wrong in note for note in price_with(reference_of(other), options).notes)
+    assert not any(wrong in note for note in reports["both"].notes)
 
 
 def test_nothing_pruned_costs_nothing(bundle, pruned, checkpoint, texts, reference_of):
