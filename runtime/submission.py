@@ -46,6 +46,14 @@ class Submission:
         """Ask for an early end: `result` then raises `CancelledRequestError`."""
         self._ticket.cancel()
 
+    def check_may_wait(self) -> None:
+        """Refuse a wait in a listener or a callback of the same generator, which would never end.
+
+        Raises:
+            RequestError: If this is one, and the request still runs.
+        """
+        self._ticket.check_may_wait()
+
     def result(self) -> list[Generation]:
         """Wait for the replies.
 
@@ -82,6 +90,8 @@ class TokenStream(Iterator[Token]):
         return self._submission.seeds[0]
 
     def __next__(self) -> Token:
+        if not self._done and self._arrived.empty():
+            self._submission.check_may_wait()
         token = None if self._done else self._arrived.get()
         if token is not None:
             self._ended = token.finish_reason is not None

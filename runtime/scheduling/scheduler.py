@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from headport.errors import ClosedError, OverloadedError
+from headport.errors import ClosedError, OverloadedError, RequestError
 from headport.runtime.results import Stats
 from headport.runtime.row import Row
 from headport.runtime.scheduling.sequences import Job, Listener, RowRequest, RowState, Steps
@@ -60,7 +60,7 @@ class Scheduler:
             ClosedError: After `close`, or in a fork of the process that made it.
         """
         self._check_process()
-        ticket = Ticket(deadline, self._wake)
+        ticket = Ticket(deadline, self._wake, self._check_waits_outside)
         request = RowRequest(ticket, rows, listener, len(rows))
         with self._changed:
             self._check_room()
@@ -79,14 +79,20 @@ class Scheduler:
         Raises:
             ClosedError: After `close`.
         """
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a listener or a callback must not wait for its own generator")
+        self._check_waits_outside()
         return self.submit_job(steps, deadline).result()
+
+    def _check_waits_outside(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise RequestError(
+                "a listener or a callback must not wait for its own generator, whose only thread "
+                "it runs in; hand the work to a thread of your own"
+            )
 
     def submit_job(self, steps: Steps, deadline: float | None, *, counted: bool = False) -> Ticket:
         """As `run`, without waiting; `counted` among the requests."""
         self._check_process()
-        ticket = Ticket(deadline, self._wake)
+        ticket = Ticket(deadline, self._wake, self._check_waits_outside)
         with self._changed:
             self._check_room()
             self._waiting += 1

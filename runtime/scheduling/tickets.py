@@ -35,15 +35,22 @@ class Ticket:
     Args:
         deadline: By the monotonic clock; None = never.
         wake: Called when the scheduler has something to see to.
+        may_wait: Raises in a thread that must not wait for an end.
     """
 
-    def __init__(self, deadline: float | None, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        deadline: float | None,
+        wake: Callable[[], None],
+        may_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         self.future: Future[Any] = Future()
         # Else whoever waits for it could end it, as asyncio does, and nobody would count it.
         self.future.set_running_or_notify_cancel()
         self._start = time.monotonic()
         self._deadline = deadline
         self._wake = wake
+        self._may_wait = may_wait
         self._cancelled = False
 
     @property
@@ -57,6 +64,15 @@ class Ticket:
             self._cancelled = True
             self._wake()
 
+    def check_may_wait(self) -> None:
+        """Refuse a wait that would never end.
+
+        Raises:
+            RequestError: In the scheduler's own thread, while the request runs.
+        """
+        if not self.ended:
+            self._may_wait()
+
     def result(self) -> Any:
         """Wait for the end.
 
@@ -64,6 +80,7 @@ class Ticket:
             HeadportError: What the request ended with.
         """
         try:
+            self.check_may_wait()
             return self.future.result()
         except BaseException:
             self.cancel()  # the caller may have been interrupted while it waited
