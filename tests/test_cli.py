@@ -192,5 +192,5 @@ def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
         assert process.stdout.readline() == "writing\n"
         process.terminate()
         assert process.wait(timeout=30) == 128 + signal.SIGTERM
-        assert "SIGTERM; nothing was written" in process.stderr.read()
+        assert "SIGTERM; no output was written" in process.stderr.read()
     assert list(folder.iterdir()) == []

@@ -200,8 +200,14 @@ def _judged(names: Sequence[str], shares: Float64, tokens: int, *, coarse: bool)
     limit = _ROUNDING_FACTOR * noise
     source = "float32 rounding, and the reference's other code path"
     if coarse:
+        layers = np.sort(shares[1:-1, 1])
+        if len(layers) < 2:
+            raise UsageError(
+                "--bisect judges a rounded backbone by its other layers, and this one has too few "
+                "between its embedding and its end; bisect the bundle it was quantised from"
+            )
         # The lower of two middle ones, so that one of two layers can stand out.
-        middle = float(np.sort(shares[1:-1, 1])[(len(shares) - 3) // 2])
+        middle = float(layers[(len(layers) - 1) // 2])
         noise, limit = np.maximum(noise, middle), np.maximum(limit, _SPREAD_FACTOR * middle)
         source = "the middle one of the layers' own errors, as the backbone's weights are rounded"
     stages = tuple(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from headport.bundle import check_writable
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import OutputError, ParityError, UsageError
 from headport.progress import say
@@ -148,6 +149,7 @@ def _check(options: Options) -> None:
             raise OutputError(f"{path} exists; choose another output or pass --force")
         if path is not None:
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            check_writable(path)
 
 
 def _task(options: Options, source: str, files: Sequence[Path]) -> dict[str, Any]:

@@ -79,10 +79,10 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return _missing_package(error, verb)
     except KeyboardInterrupt:
-        print("headport: interrupted; nothing was written", file=sys.stderr)
+        print("headport: interrupted; no output was written", file=sys.stderr)
         return 130
     except _Terminated:
-        print("headport: ended by SIGTERM; nothing was written", file=sys.stderr)
+        print("headport: ended by SIGTERM; no output was written", file=sys.stderr)
         return 128 + signal.SIGTERM
     except BrokenPipeError:  # the reader of our stdout has gone, as in `headport … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,7 +13,7 @@ import pytest
 from headport.bundle import Bundle
 from headport.errors import UsageError
 from headport.session import SessionSettings
-from headport.validate.bisection import bisect
+from headport.validate.bisection import _judged, bisect
 from headport.validate.boundaries import boundaries_of
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import jobs_of, prepare
@@ -225,3 +225,10 @@ def test_a_graph_without_such_a_state_is_refused_before_anything_runs(
 def test_the_bundle_itself_is_left_as_it_was(deep: tuple[Path, Path]) -> None:
     assert [b.layer for b in boundaries_of(deep[1] / "backbone.onnx")] == [0, 1, 2, 3, 4, None]
     Bundle.open(deep[1])  # checks every file
+
+
+def test_a_rounded_layer_without_others_to_judge_it_by_is_refused() -> None:
+    shares = np.full((3, 3), 1e-3)
+    with pytest.raises(UsageError, match="too few"):
+        _judged(["embedding", "layer 0", "final norm"], shares, 8, coarse=True)
+    assert _judged(["embedding", "layer 0", "final norm"], shares, 8, coarse=False)
