@@ -184,9 +184,13 @@ def _backbone(record: BackboneQuantization | None) -> list[str]:
     parts = []
     for kind, weights in (("matrices", record.matrices), ("embedding", record.embedding)):
         count = Counter(
-            how.format + (f" block {how.block}" if how.block else "") for how in weights.values()
+            (
+                how.format + (f" block {how.block}" if how.block else ""),
+                f" with {how.activations} activations" if how.activations else "",
+            )
+            for how in weights.values()
         )
-        parts += [f"{number} × {form} {kind}" for form, number in count.items()]
+        parts += [f"{number} × {form} {kind}{own}" for (form, own), number in count.items()]
     return [f"{', '.join(parts)}, activations {record.activations} once lowered"]
 
 

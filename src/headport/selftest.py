@@ -105,9 +105,10 @@ def write_selftest(
 
 def _rounds_in_backbone(manifest: Manifest) -> bool:
     record = manifest.backbone_quantization
-    if record is None or manifest.target == "portable" or record.activations != "rounded":
+    if record is None or manifest.target == "portable":
         return False
-    return any(how.block is not None for how in record.matrices.values())
+    stored = [how for how in record.matrices.values() if how.block is not None]
+    return any(record.activations_of(how) == "rounded" for how in stored)
 
 
 def run_selftest(

@@ -14,6 +14,7 @@ import pytest
 
 from headport.bundle import Bundle
 from headport.errors import LoweringError, ParityError
+from headport.inspection import describe
 from headport.lowering import Options as LowerOptions
 from headport.lowering import lower, product_kernels, product_parity
 from headport.lowering.packed import PackedWeight
@@ -102,6 +103,9 @@ def test_residual_activations_of_some_matrices(tiny_bundle: Path, tmp_path: Path
     assert changed.manifest.provenance.stages[-1].options["override"] == [
         "*.v_proj=int8:64:residual", "*.gate_proj=int8:32:residual", "*.up_proj=int8:32"
     ]  # fmt: skip
+    shown = describe(changed).text()
+    assert "2 × int8 block 64 matrices with residual activations" in shown
+    assert "2 × int8 block 32 matrices with residual activations" in shown
     bundle = _lowered(changed, tmp_path / "l")
     lowered = bundle.manifest.provenance.stages[-1].report["lowered"]
     assert lowered["DequantizeLinear + Gemm → MatMulNBits (int8), residual activations"] == 2 * 2
@@ -120,6 +124,31 @@ def test_residual_products_are_packed_and_checked_one_by_one(
     assert _operators(bundle).count("MatMulNBits") == 2 * 4
     assert report["products"]["check"]["products"] == 2 * 7
     assert report["products"]["hidden_states_change"] < 1e-3
+
+
+def test_the_selftest_allows_for_rounding_only_where_something_rounds(
+    source: Bundle, tmp_path: Path
+) -> None:
+    # Each matrix's own activations decide, not what the others' are.
+    tolerances = {}
+    for name, whole, own in (
+        ("rounded", "rounded", "residual"),
+        ("mixed", "residual", "rounded"),
+        ("residual", "residual", "residual"),
+    ):
+        pattern = "*" if name != "mixed" else "*.down"
+        portable = _quantized(
+            source,
+            tmp_path / f"{name}.q",
+            backbone="int8",
+            backbone_activations=whole,
+            override=(f"{pattern}=int8:{own}",),
+        )
+        tolerance = _lowered(portable, tmp_path / name).manifest.selftest
+        assert tolerance is not None
+        tolerances[name] = tolerance.hidden_states
+    assert tolerances["mixed"] > 100 * tolerances["residual"]
+    assert tolerances["rounded"] < 2 * tolerances["residual"]
 
 
 def test_a_rest_that_is_left_out_is_caught(

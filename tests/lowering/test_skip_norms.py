@@ -72,3 +72,12 @@ def test_what_does_not_fit_stays(options: dict[str, str]) -> None:
     model = _model(**options)  # type: ignore[arg-type]
     assert fuse_skip_norms(model) == []
     assert [n.op_type for n in model.graph][:2] == ["Add", "RMSNormalization"]
+
+
+def test_unnamed_dimensions_are_not_taken_for_equal() -> None:
+    model = _model()
+    add = next(n for n in model.graph if n.op_type == "Add")
+    for value in (*add.inputs, *add.outputs):
+        assert value is not None
+        value.shape = ir.Shape([None, None, SIZE])
+    assert fuse_skip_norms(model) == []

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from headport.lowering.emit import attribute, replace
 from headport.lowering.match import Match
 
-__all__ = ["straighten"]
+__all__ = ["same_shape", "straighten"]
 
 
 def straighten(model: ir.Model) -> list[Match]:
@@ -50,10 +50,11 @@ def _before_reshapes(node: ir.Node) -> ir.Value | None:
     if first is None or first.op_type != "Reshape" or first.domain:
         return None
     source, shape = first.inputs[0], node.outputs[0].shape
-    return source if source is not None and _same(source.shape, shape) else None
+    return source if source is not None and same_shape(source.shape, shape) else None
 
 
-def _same(one: ir.Shape | None, other: ir.Shape | None) -> bool:
+def same_shape(one: ir.Shape | None, other: ir.Shape | None) -> bool:
+    """Whether two shapes are known to be equal."""
     if one is None or other is None:
         return False
     # Two unnamed dimensions need not be the same.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
+from headport.lowering.layouts import same_shape
 from headport.lowering.match import Match
 
 __all__ = ["fuse_skip_norms"]
@@ -50,7 +51,8 @@ def _fits(norm: ir.Node, add: ir.Node) -> bool:
     weight, total = norm.inputs[1], add.outputs[0]
     if add.op_type != "Add" or add.domain or total.is_graph_output() or weight is None:
         return False
-    shapes = [v.shape for v in (*add.inputs, total) if v is not None]
+    # A term that is spread over the other would be read beyond its end.
+    same = all(v is not None and same_shape(v.shape, total.shape) for v in add.inputs)
     last_axis = attribute(norm, "axis", -1) in (-1, _DIMS - 1)
-    same = all(s is not None and len(s) == _DIMS and s == shapes[-1] for s in shapes)
-    return last_axis and same and weight.dtype == total.dtype and weight.is_initializer()
+    fits = same and total.shape is not None and len(total.shape) == _DIMS
+    return fits and last_axis and weight.dtype == total.dtype and weight.is_initializer()
