@@ -74,8 +74,8 @@ def _export(
 
 
 # The optimiser's own rules but those with several ends, which search the whole graph at each start:
-# that grows with the square of the layers. There is one, which makes two slices one split; a graph is
-# right without it, and the halves of a rotation become one operator anyway.
+# that grows with the square of the layers. There is one, which makes two slices one split; a graph
+# is right without it, and the halves of a rotation become one operator anyway.
 _RULES = tuple(
     rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule._target_pattern.has_single_output_node
 )
