@@ -37,6 +37,7 @@ __all__ = [
 FOLDER = "engines"
 MERGED = "merged"  # graph name of a plan that holds backbone and head
 RECORD_VERSION = 1
+_STRIPPED = "STRIP_PLAN"  # flag of a plan without weights
 # Backend → distributions that bring it.
 BACKEND_PACKAGES = {
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
@@ -125,6 +126,11 @@ def read_engines(bundle: Bundle) -> dict[str, EngineRecord]:
                 f"{name}: build record version {RECORD_VERSION} expected, "
                 f"{record.schema_version} found; build it again: {record.command}"
             )
+        if record.graph in found:
+            raise BundleError(
+                f"{name}: one build record of each graph expected, a second one of {record.graph} "
+                f"found; build it again: {record.command}"
+            )
         found[record.graph] = record
     return found
 
@@ -152,6 +158,15 @@ def strangers(bundle: Bundle, record: EngineRecord) -> list[str]:
             f"{record.plan} is another plan (sha256 {record.plan_sha256[:16]}… expected, "
             f"{entry.sha256[:16]}… found)"
         )
+    graph = manifest.graphs.get(record.graph)
+    if graph is None and record.graph != MERGED:
+        faults.append(f"{record.plan} is of a graph {record.graph!r} that is not here")
+    elif graph is not None and record.graph_sha256 != manifest.files[graph.file].sha256:
+        faults.append(
+            f"{record.plan} was made from another graph than {graph.file} (sha256 "
+            f"{record.graph_sha256[:16]}… expected, {manifest.files[graph.file].sha256[:16]}… "
+            "found)"
+        )
     if record.bundle_sha256 != bundle_digest(manifest):
         faults.append(
             f"{record.plan} was made from another bundle (its graphs and tensors had digest "
@@ -169,6 +184,10 @@ def unusable(record: EngineRecord, probe: GpuProbe, version: str | None) -> list
         version: Of the installed backend, None where there is none.
     """
     faults = []
+    if _STRIPPED in record.flags:
+        faults.append(
+            "it holds no weights, and nothing here puts them in; build it without --strip-weights"
+        )
     if version is None:
         faults.append(f"{record.backend} is not installed here")
     elif version != record.backend_version:

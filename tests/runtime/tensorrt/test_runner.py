@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -206,8 +208,6 @@ def test_another_machine_is_told_apart(
 
 
 def test_a_plan_of_another_bundle_is_refused(built: Path) -> None:
-    import msgspec
-
     bundle = Bundle(built, _manifest(built))
     record = read_engines(bundle)["backbone"]
     assert record.bundle_sha256 == bundle_digest(bundle.manifest)
@@ -217,6 +217,32 @@ def test_a_plan_of_another_bundle_is_refused(built: Path) -> None:
     swapped = msgspec.structs.replace(record, plan_sha256="0" * 64)
     with pytest.raises(BundleError, match="is another plan"):
         require_usable(bundle, swapped, probe=CARD, version="1.7.1")
+    head = read_engines(bundle)["head.lm"]
+    exchanged = msgspec.structs.replace(head, graph="backbone")
+    with pytest.raises(BundleError, match=r"made from another graph than backbone.onnx"):
+        require_usable(bundle, exchanged, probe=CARD, version="1.7.1")
+    unknown = msgspec.structs.replace(head, graph="head.other")
+    with pytest.raises(BundleError, match=r"a graph 'head.other' that is not here"):
+        require_usable(bundle, unknown, probe=CARD, version="1.7.1")
+
+
+def test_a_plan_without_weights_is_refused(built: Path) -> None:
+    bundle = Bundle(built, _manifest(built))
+    record = read_engines(bundle)["head.lm"]
+    stripped = msgspec.structs.replace(record, flags=("STRIP_PLAN",))
+    with pytest.raises(EngineError, match="it holds no weights"):
+        require_usable(bundle, stripped, probe=CARD, version="1.7.1")
+
+
+def test_two_records_of_one_graph_are_refused(built: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    shutil.copytree(built, folder)
+    shutil.copyfile(folder / "engines/head.lm.json", folder / "engines/other.json")
+    manifest = _manifest(built)
+    files = manifest.files | {"engines/other.json": manifest.files["engines/head.lm.json"]}
+    manifest = msgspec.structs.replace(manifest, files=files)
+    with pytest.raises(BundleError, match=r"a second one of head.lm found"):
+        read_engines(Bundle(folder, manifest))
 
 
 def test_a_damaged_plan_is_refused(built: Path, tmp_path: Path) -> None:
