@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headport.bundle import Bundle
 from headport.cache_ports import cache_slots, is_past, is_state
-from headport.errors import RequestError
+from headport.errors import BundleError, RequestError
 from headport.gpu_probe import probe_gpu
 
 __all__ = ["MOST_SLOTS", "available_bytes", "choose_slots", "slot_bytes"]
@@ -23,12 +23,21 @@ _GROUP_USE = Path("/sys/fs/cgroup/memory.current")
 
 
 def slot_bytes(bundle: Bundle, context: int) -> int:
-    """Bytes that one sequence of `context` tokens keeps in the caches."""
+    """Bytes that one sequence of `context` tokens keeps in the caches.
+
+    Raises:
+        BundleError: If a cache has a type that is not known here.
+    """
     total = 0
     for port in (port for port in bundle.manifest.backbone.inputs if is_past(port.name)):
+        if port.dtype not in _BYTES:
+            raise BundleError(
+                f"{bundle.path}: caches of {', '.join(_BYTES)} expected, {port.name} is "
+                f"{port.dtype}; use the release of headport that wrote the bundle"
+            )
         sizes = [d for d in port.shape if isinstance(d, int)]
         length = 1 if is_state(port.name) else cache_slots(context)
-        total += math.prod(sizes) * length * _BYTES.get(port.dtype, 4)
+        total += math.prod(sizes) * length * _BYTES[port.dtype]
     return total
 
 

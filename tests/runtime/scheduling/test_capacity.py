@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headport.bundle import Bundle
-from headport.errors import RequestError
+from headport.errors import BundleError, RequestError
 from headport.runner import open_runner
 from headport.runtime import Generator
 from headport.runtime.scheduling import capacity
@@ -25,6 +26,14 @@ def test_bytes_of_a_slot_are_those_that_are_taken(
     assert slots.nbytes <= 3 * slot_bytes(bundle, 64) <= 2 * slots.nbytes
     if name == "tiny_lowered":
         assert slots.nbytes == 3 * slot_bytes(bundle, 64)
+
+
+def test_a_cache_of_an_unknown_type_is_not_guessed(tiny_bundle: Path) -> None:
+    bundle = Bundle.open(tiny_bundle)
+    for port in bundle.manifest.backbone.inputs:
+        msgspec.structs.force_setattr(port, "dtype", "float8e4m3fn")
+    with pytest.raises(BundleError, match=r"caches of float, .* is float8e4m3fn"):
+        slot_bytes(bundle, 64)
 
 
 @pytest.mark.parametrize(
