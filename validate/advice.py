@@ -30,7 +30,11 @@ def _needed(report: Report) -> int:
 
 
 def _one_document(report: Report) -> bool:
-    return any("two documents" in gate.reason for gate in report.gates)
+    """Whether a gate has a figure to hold but no interval, which two documents would give."""
+    return any(
+        gate.by == "interval" and gate.value is not None and None in (gate.low, gate.high)
+        for gate in report.gates
+    )
 
 
 def _drifts_in(part: str) -> Callable[[Report], bool]:

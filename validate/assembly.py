@@ -266,6 +266,7 @@ def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall
         window=settings.window,
         overlap=settings.overlap,
         ignored_ids=settings.ignored_ids,
+        top_only=bool(settings.bounded),
         weights="every token counts once" if weights <= {1.0} else "by the weight of its document",
         confidence=(
             f"{CONFIDENCE:.0%} intervals, clustered by document: value ± t · SE for means, on the "

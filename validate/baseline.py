@@ -51,6 +51,7 @@ _SUBJECT: dict[str, Callable[[Report], Any]] = {
     "overlap": lambda report: report.protocol.overlap,
     "tokens": lambda report: report.tokens_scored,
     "reference": lambda report: report.reference.sha256,
+    "knowledge of the reference": lambda report: report.protocol.top_only,
 }
 
 

@@ -11,8 +11,9 @@ from headport.validate.baseline import change_of_documents, same_documents
 from headport.validate.certainty import student_quantile
 from headport.validate.evidence import Record
 from headport.validate.report import DocumentSummary, Metric, Metrics, Report
+from headport.validate.top_rows import BOUNDED_METRICS
 
-__all__ = ["Change", "Outcome", "changes"]
+__all__ = ["DECISIVE", "Change", "Outcome", "changes"]
 
 Outcome = Literal["better", "worse", "within noise", "unknown"]
 
@@ -51,12 +52,15 @@ _COMPARED = (
     _Compared("total_variation_mean", False),
     _Compared("delta_p_rms", False),
 )
+# Kept by document, so that every report of two documents has their intervals.
+DECISIVE = tuple(row.metric for row in _COMPARED if row.of_document is not None)
 
 
 def changes(before: Report, now: Report) -> tuple[Change, ...]:
     """Every compared figure, of all texts together and of each text.
 
     A figure is better or worse if the whole 95 % interval of its change lies on one side of zero.
+    Where only the reference's likeliest tokens are known, what is then a bound is left out.
 
     Args:
         before: The earlier report.
@@ -65,10 +69,12 @@ def changes(before: Report, now: Report) -> tuple[Change, ...]:
     earlier = {part.name: part.metrics for part in before.slices}
     slices: list[tuple[str | None, Metrics, Metrics]] = [(None, before.metrics, now.metrics)]
     slices += [(part.name, earlier[part.name], part.metrics) for part in now.slices]
+    bounds = BOUNDED_METRICS if now.protocol.top_only else ()
+    rows = [row for row in _COMPARED if not row.metric.startswith(bounds)]
     found = []
     for name, old, new in slices:
         documents = _of(before.by_document, name), _of(now.by_document, name)
-        for row in _COMPARED:
+        for row in rows:
             pair = getattr(old, row.metric), getattr(new, row.metric)
             found.append(_change(row, name, pair, documents))
     return tuple(found)

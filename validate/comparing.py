@@ -12,7 +12,7 @@ from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import UsageError
 from headport.validate import markdown, webpage
 from headport.validate.baseline import check_comparable
-from headport.validate.changes import Change, changes
+from headport.validate.changes import DECISIVE, Change, changes
 from headport.validate.evidence import Record
 from headport.validate.reading import read_report
 from headport.validate.report import Report
@@ -39,7 +39,13 @@ class Options(OptionRecord, frozen=True):
         Path | None,
         option(f"also write the comparison ({', '.join(_FORMATS)})", flag="-o", metavar="FILE"),
     ] = None
-    gate: Annotated[bool, option("exit 1 if a figure became worse beyond the noise")] = False
+    gate: Annotated[
+        bool,
+        option(
+            "exit 1 if a figure became worse beyond the noise, or if KL, top-1 agreement or "
+            "perplexity of all texts has no interval to tell by"
+        ),
+    ] = False
     force: Annotated[bool, option("replace an existing file")] = False
 
 
@@ -53,7 +59,7 @@ class ReportComparison(Record, frozen=True):
 
 
 def run(options: Options) -> Outcome:
-    """Compare; exit 0, or with `gate` 1 where something became worse.
+    """Compare; exit 0, or with `gate` 1 where something became worse or nothing can be told.
 
     Raises:
         UsageError: If a file is no report, or the two are about different material.
@@ -69,14 +75,19 @@ def run(options: Options) -> Outcome:
         page = _FORMATS[options.output.suffix.lower()](title, lead, sections)
         write_text({options.output: page}, force=options.force)
     text = "\n\n".join([lead, *map(render_section, sections)])
-    worse = any(change.outcome == "worse" for change in found)
+    stops = any(change.outcome == "worse" or _is_blind(change) for change in found)
     document = ReportComparison(
         before=options.before.name,
         now=options.now.name,
         bundles=(before.candidate.bundle, now.candidate.bundle),
         changes=found,
     )
-    return Outcome(text, document, 1 if options.gate and worse else 0)
+    return Outcome(text, document, 1 if options.gate and stops else 0)
+
+
+def _is_blind(change: Change) -> bool:
+    """Whether a figure that a gate must know is not known, such as with one document."""
+    return change.outcome == "unknown" and change.slice is None and change.metric in DECISIVE
 
 
 def _check_output(output: Path, *, force: bool) -> None:

@@ -5,10 +5,9 @@ pytest loads it wherever headport is installed, so it imports nothing but pytest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -23,6 +22,8 @@ __all__ = [
     "pytest_addoption",
     "pytest_report_header",
 ]
+
+_Found = TypeVar("_Found")
 
 # option → (help, form in an ini file); `--headport-bundle` on the command line wins
 _SETTINGS: dict[str, tuple[str, str]] = {
@@ -76,13 +77,12 @@ def _required(config: pytest.Config, name: str, fixture: str) -> Any:
     return value
 
 
-@contextmanager
-def _plainly() -> Iterator[None]:
-    """An expected fault fails the test by its message, without our traceback."""
+def _plainly(make: Callable[[], _Found]) -> _Found:
+    """What `make` gives; an expected fault fails the test by its message, without our traceback."""
     from headport.errors import HeadportError
 
     try:
-        yield
+        return make()
     except HeadportError as error:
         pytest.fail(f"headport: {error}", pytrace=False)
 
@@ -93,9 +93,7 @@ def headport_bundle(pytestconfig: pytest.Config) -> Bundle:
     from headport.bundle import Bundle
 
     folder = pytestconfig.rootpath / _required(pytestconfig, "bundle", "headport_bundle")
-    with _plainly():
-        return Bundle.open(folder)
-    raise AssertionError
+    return _plainly(lambda: Bundle.open(folder))
 
 
 @pytest.fixture(scope="session")
@@ -112,18 +110,15 @@ def headport_report(pytestconfig: pytest.Config, headport_bundle: Bundle) -> Rep
     if not is_store(reference):
         names = _required(config, "text", "headport_report")
         texts = tuple(config.rootpath / name for name in names)
-    with _plainly():
-        return validate(
-            Options(
-                bundle=headport_bundle.path,
-                reference=reference,
-                text=texts,
-                gates=_path(config, "gates"),
-                baseline=_path(config, "baseline"),
-                max_tokens=_tokens(config),
-            )
-        )
-    raise AssertionError
+    options = Options(
+        bundle=headport_bundle.path,
+        reference=reference,
+        text=texts,
+        gates=_path(config, "gates"),
+        baseline=_path(config, "baseline"),
+        max_tokens=_tokens(config),
+    )
+    return _plainly(lambda: validate(options))
 
 
 def _tokens(config: pytest.Config) -> int:
@@ -150,8 +145,8 @@ def assert_gates(request: pytest.FixtureRequest) -> Callable[..., None]:
         elif isinstance(report, RecordedReport):
             found = report
         else:
-            with _plainly():
-                found = read_report(Path(report))
+            file = Path(report)
+            found = _plainly(lambda: read_report(file))
         faults = _faults(found, slice)
         if faults:
             pytest.fail("\n".join(faults), pytrace=False)

@@ -106,8 +106,13 @@ def _from_3(document: _Document) -> None:
     for position in document["worst"]:
         position |= {"reference_top": (), "candidate_top": ()}
     document["distributions"] = None
-    document["schema_version"] = 4
+
+
+def _from_4(document: _Document) -> None:
+    told = "Of the reference only the likeliest tokens"  # how a note of theirs begins
+    document["protocol"]["top_only"] = any(note.startswith(told) for note in document["notes"])
+    document["schema_version"] = 5
 
 
 # Step n makes version n + 2 of version n + 1.
-_STEPS: tuple[Callable[[_Document], None], ...] = (_from_1, _from_2, _from_3)
+_STEPS: tuple[Callable[[_Document], None], ...] = (_from_1, _from_2, _from_3, _from_4)

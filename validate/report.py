@@ -44,7 +44,7 @@ __all__ = [
     "report_schema",
 ]
 
-REPORT_SCHEMA_VERSION: Final = 4
+REPORT_SCHEMA_VERSION: Final = 5
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
 
@@ -156,6 +156,7 @@ class Protocol(Record, frozen=True):
     window: int  # tokens fed at most per window
     overlap: int  # tokens that a window repeats of the one before it, as context only
     ignored_ids: tuple[int, ...]  # not scored as targets
+    top_only: bool  # of the reference, the likeliest tokens alone are known: KL is the least one
     weights: str  # how documents are weighted
     confidence: str  # how intervals come about
     context: int  # tokens the model takes at most
@@ -304,7 +305,7 @@ class DocumentSummary(Record, frozen=True):
 class Report(Record, frozen=True):
     """The outcome of one validation."""
 
-    schema_version: Literal[4]
+    schema_version: Literal[5]
     verdict: Verdict
     date: str  # UTC, ISO 8601
     headport: str

@@ -291,6 +291,7 @@ def _protocol(report: Report) -> tuple[tuple[str, str], ...]:
         ("window", f"{protocol.window} of a context of {protocol.context} tokens"),
         ("overlap", f"{protocol.overlap} tokens"),
         ("not scored", ", ".join(map(str, protocol.ignored_ids)) or "no token id"),
+        ("known of the reference", "its likeliest tokens" if protocol.top_only else "all logits"),
         ("weights", protocol.weights),
         ("intervals", protocol.confidence),
         ("runs", f"batches of {protocol.batch_size}, chunks of {protocol.chunk} tokens"),

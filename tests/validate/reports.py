@@ -218,7 +218,7 @@ def report(name: str = "prose", text: str = "the head", **changes: Any) -> Repor
         candidate_top=choices(text, 0.55),
     )
     made = Report(
-        schema_version=4,
+        schema_version=5,
         verdict="passed",
         date="2026-01-01T00:00:00+00:00",
         headport="0.1.0",
@@ -276,6 +276,7 @@ def report(name: str = "prose", text: str = "the head", **changes: Any) -> Repor
             window=64,
             overlap=0,
             ignored_ids=(),
+            top_only=False,
             weights="every token counts once",
             confidence="95 %",
             context=64,

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from headport.cli import main
-from headport.validate.changes import changes
-from headport.validate.report import Report
+from headport.errors import UsageError
+from headport.validate.baseline import check_comparable
+from headport.validate.changes import DECISIVE, changes
+from headport.validate.report import Metric, Report
 from tests.validate.reports import around, metrics, report
 from tests.validate.test_baseline import release
 
@@ -59,6 +61,38 @@ def test_without_an_interval_nothing_is_known() -> None:
 
 def test_every_text_is_compared_too() -> None:
     assert {c.slice for c in changes(report(), report())} == {None, "prose"}
+
+
+def top_only(found: Report) -> Report:
+    return msgspec.structs.replace(
+        found, protocol=msgspec.structs.replace(found.protocol, top_only=True)
+    )
+
+
+def test_bounds_are_not_compared() -> None:
+    found = outcomes(top_only(release(4e-4)), top_only(release(3e-4)))
+    assert "top1_agreement" in found and "perplexity_candidate" in found
+    assert not [name for name in found if name.startswith(("kl_", "total_variation"))]
+
+
+def test_bounds_do_not_stand_beside_figures() -> None:
+    for pair in (top_only(release(4e-4)), release(4e-4)), (release(4e-4), top_only(release(4e-4))):
+        with pytest.raises(UsageError, match="other knowledge of the reference found"):
+            check_comparable(*pair, Path("a.json"))
+
+
+def test_a_gate_does_not_pass_where_nothing_can_be_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / f"{name}.json") for name in "ab"]
+    for file, kl in zip(files, (4e-4, 9.0), strict=True):
+        one = release(kl, documents=1)
+        blind = {n: Metric(value=getattr(one.metrics, n).value) for n in DECISIVE}
+        one = msgspec.structs.replace(one, metrics=msgspec.structs.replace(one.metrics, **blind))
+        Path(file).write_bytes(msgspec.json.encode(one))
+    assert main(["compare", *files]) == 0
+    assert "unknown" in capsys.readouterr().out
+    assert main(["compare", *files, "--gate", "--quiet"]) == 1
 
 
 @pytest.fixture

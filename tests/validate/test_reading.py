@@ -36,11 +36,18 @@ def test_old_versions_open_and_render(version: int) -> None:
     assert found.schema_version == REPORT_SCHEMA_VERSION
     assert found.verdict == "passed" and found.metrics.kl_mean.value == 4e-4
     assert found.metrics.kl_p99_9.value == (None if version == 1 else 0.5)
-    assert found.distributions is None and found.worst[0].reference_top == ()
+    assert (found.distributions is None) == (found.worst[0].reference_top == ()) == (version < 4)
+    assert not found.protocol.top_only
     if version > 1:
-        assert found.flips.within_noise == 1 and found.flips.noise is None
+        assert found.flips.within_noise == 1 and (found.flips.noise is None) == (version < 4)
         assert found.attribution is not None and found.attribution.largest == "head"
     assert "passed" in render_markdown(found)
+
+
+def test_an_old_report_of_likeliest_tokens_says_so(tmp_path: Path) -> None:
+    document = json.loads((OLD / "version-4.json").read_text())
+    document["notes"] = ["Of the reference only the likeliest tokens of each position are known: …"]
+    assert read_report(written(tmp_path, document)).protocol.top_only
 
 
 def break_type(document: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +66,7 @@ def drop(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (lambda _: {"a": 1}, "a JSON object with a found"),
         (lambda d: d | {"schema_version": 99}, "version 99 found"),
         (lambda d: d | {"schema_version": "new"}, "no report of headport validate"),
-        (break_type, "a damaged report of schema version 4"),
+        (break_type, "a damaged report of schema version 5"),
         (drop("protocol"), "missing required field `protocol`"),
         (lambda d: d | {"surplus": 1}, "unknown field `surplus`"),
     ],

@@ -93,6 +93,7 @@ def test_a_bundle_is_judged_by_what_is_known(
         found, expected = (getattr(r.metrics, name).value for r in (report, live))
         assert found == pytest.approx(expected, rel=1e-6), name
     assert report.attribution is None and report.noise_floor is not None
+    assert report.protocol.top_only and not live.protocol.top_only
     assert any("The true mean KL lies between" in note for note in report.notes)
     assert not any("The true mean KL" in note for note in live.notes)
 

@@ -33,7 +33,7 @@ def step_summary(report: Report) -> str:
 
 
 def workflow_commands(report: Report) -> str:
-    """One workflow command per gate or regression that did not pass; empty if all did."""
+    """One workflow command per gate, regression or sampler that did not pass; empty if all did."""
     lines = [
         _command(gate.verdict, f"{gate.metric} ({gate.slice or 'all texts'})", text)
         for gate, text in zip(report.gates, gate_texts(report), strict=True)
@@ -44,6 +44,10 @@ def workflow_commands(report: Report) -> str:
         for found in report.regressions
         if found.verdict != "passed"
     ]
+    if report.sampler is not None and report.sampler.verdict != "passed":
+        lines.append(_command(report.sampler.verdict, "samplers", "other tokens were drawn"))
+    if not lines and report.verdict != "passed":
+        lines.append(_command(report.verdict, "verdict", headline(report)))
     return "\n".join(lines)
 
 

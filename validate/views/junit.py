@@ -31,6 +31,8 @@ def render_junit(report: Report) -> str:
     if report.sampler is not None:
         verdict = report.sampler.verdict
         failed += _case(suite, "sampler", "samplers draw the reference's tokens", verdict, verdict)
+    if not failed and report.verdict != "passed":  # such as every gate held, on no token
+        failed += _case(suite, "verdict", "verdict", report.verdict, headline(report))
     counts = {"tests": str(len(suite) - 1), "failures": str(failed), "errors": "0"}
     for element in (root, suite):
         element.attrib |= {**counts, "time": f"{report.timing.total:.3f}"}

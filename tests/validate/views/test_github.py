@@ -28,5 +28,15 @@ def test_a_passed_report_has_no_annotation_but_a_summary() -> None:
     assert "Keep report.json beside it" in step_summary(report())
 
 
+def test_a_sampler_and_a_verdict_without_a_cause_are_annotated() -> None:
+    found = report().sampler
+    assert found is not None
+    failed = msgspec.structs.replace(found, verdict="failed")
+    (line,) = workflow_commands(report(verdict="failed", sampler=failed)).splitlines()
+    assert line.startswith("::error title=headport failed%3A samplers::")
+    (line,) = workflow_commands(report(verdict="undecided", tokens_scored=0)).splitlines()
+    assert line.startswith("::warning title=headport undecided%3A verdict::UNDECIDED")
+
+
 def test_elsewhere_nothing_is_written() -> None:
     assert not append_summary(report(), {})

@@ -55,6 +55,14 @@ def test_a_case_for_each_gate_and_slice() -> None:
     assert "4.000e-04, 95 % interval 3.800e-04 … 4.200e-04, limit ≤ 0.002" in message
 
 
+def test_what_no_gate_tells_is_a_failure_too() -> None:
+    found = suite(report(verdict="undecided", tokens_scored=0))
+    (failure,) = found.findall("testcase/failure")
+    assert (failure.get("type"), found.get("failures")) == ("undecided", "1")
+    assert found.get("tests") == str(len(found.findall("testcase")))
+    assert not suite(report()).findall("testcase/failure")
+
+
 def test_any_text_keeps_the_document_well_formed() -> None:
     found = suite(report(name=HOSTILE + "\x00\ufffe", gates=(gate(slice=HOSTILE + "]]>\x00"),)))
     (name,) = [c.get("classname") for c in found.findall("testcase")][:1]
