@@ -15,7 +15,7 @@ from headport.errors import OutputError, ParityError, UsageError
 from headport.progress import say
 from headport.quantize.count.corpus import Corpus, find_files
 from headport.quantize.count.counting import TokenCounter, read_tokenizer
-from headport.quantize.count.held_out import RULE, HeldOutFile
+from headport.quantize.count.held_out import RULE, HeldOutFile, check_unfinished
 from headport.quantize.count.job import Job
 from headport.quantize.count.near_duplicates import METHOD, SeenDocuments
 from headport.quantize.count.table import (
@@ -87,7 +87,7 @@ def count(options: Options) -> TokenCounts:
     counter = TokenCounter(source, units=not options.plain)
     task = _task(options, source, files)
     state = TallyFile(options.output, task)
-    corpus, tally = Corpus(files, options.field), _unfinished(state, force=options.force)
+    corpus, tally = Corpus(files, options.field), _unfinished(state, options)
     if tally is None:
         tally = Tally.empty(counter.vocab_size, len(files))
         _check_units(counter, source, corpus)
@@ -114,7 +114,10 @@ def count(options: Options) -> TokenCounts:
         job.run(options.processes or usable_cpus())
         found = TokenCounts(tally.counts, _record(options, task, job, counter))
         if not found.record.tokens:
-            raise UsageError("--corpus: a document with a token was expected, there is none")
+            raise UsageError(
+                "--corpus: a document with a token was expected, none was counted; give more text, "
+                "or hold out less of it"
+            )
         write_counts(options.output, found, force=options.force)
         if held is not None:
             held.place()
@@ -125,13 +128,16 @@ def count(options: Options) -> TokenCounts:
     return found
 
 
-def _unfinished(state: TallyFile, *, force: bool) -> Tally | None:
+def _unfinished(state: TallyFile, options: Options) -> Tally | None:
     try:
-        return state.load()
+        found = state.load()
+        if found is not None and options.held_out_text is not None:
+            check_unfinished(options.held_out_text, found.totals.held_out_bytes)
     except UsageError:  # force counts anew only what cannot go on
-        if force:
+        if options.force:
             return None
         raise
+    return found
 
 
 def _check(options: Options) -> None:
@@ -163,6 +169,7 @@ def _task(options: Options, source: str, files: Sequence[Path]) -> dict[str, Any
         "held_out_text": None if options.held_out_text is None else str(options.held_out_text),
         "deduplicate": options.deduplicate,
         "skip_damaged": options.skip_damaged,
+        "plain": options.plain,  # the record names one way of counting
     }
 
 

@@ -63,7 +63,9 @@ def find_files(names: Sequence[str]) -> tuple[Path, ...]:
         if not files:
             missing.append(name)
     if missing:
-        raise UsageError(f"--corpus: files were expected, none found for {', '.join(missing)}")
+        raise UsageError(
+            f"--corpus: files were expected, none found for {', '.join(missing)}; check the path"
+        )
     return tuple(found)
 
 
@@ -98,7 +100,9 @@ class Corpus:
                     place = end
                     yield Document(text, index, end, fault)
             except (OSError, EOFError, lzma.LZMAError) as error:
-                raise UsageError(f"{path}: cannot be read behind {place} ({error})") from error
+                raise UsageError(
+                    f"{path}: cannot be read behind {place} ({error}); mend it or leave it out"
+                ) from error
 
     def _read(self, path: Path, start: int) -> Iterator[tuple[str | None, int, str]]:
         plain = path.with_suffix("") if path.suffix in _OPEN else path
@@ -164,10 +168,15 @@ def _rows(path: Path, field: str, place: int) -> Iterator[tuple[str | None, int,
     try:
         file = parquet.ParquetFile(path)
     except arrow.ArrowException as error:
-        raise UsageError(f"{path}: not a Parquet file that can be read ({error})") from error
+        raise UsageError(
+            f"{path}: not a Parquet file that can be read ({error}); mend the file or leave it out"
+        ) from error
     names = file.schema_arrow.names
     if field not in names:
-        raise UsageError(f"{path}: a column {field!r} was expected, found {', '.join(names)}")
+        raise UsageError(
+            f"{path}: a column {field!r} was expected, found {', '.join(names)}; name one with "
+            "--field"
+        )
     with file:
         sizes = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
         row = 0

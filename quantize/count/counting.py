@@ -43,7 +43,9 @@ def open_tokenizer(source: str) -> tuple[Tokenizer, int]:
     try:
         tokenizer = Tokenizer.from_str(source)
     except Exception as error:  # tokenizers raises plain Exception for what it cannot parse
-        raise UsageError(f"tokenizer.json: no usable tokenizer ({error})") from error
+        raise UsageError(
+            f"tokenizer.json: no usable tokenizer ({error}); take the one of the checkpoint"
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids = tokenizer.get_vocab(with_added_tokens=True).values()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from headport.errors import UsageError
 
-__all__ = ["RULE", "HeldOutFile", "held_out"]
+__all__ = ["RULE", "HeldOutFile", "check_unfinished", "held_out"]
 
 RULE = "the first 8 bytes of blake2b(UTF-8 text), as a share of 2⁶⁴, are below the share"
 
@@ -35,26 +35,42 @@ def held_out(documents: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     return values < share * 2.0**64
 
 
+def check_unfinished(path: Path, size: int) -> None:
+    """Refuse to go on where an earlier run's part of a file of held-out texts is gone.
+
+    Args:
+        path: Where the file is to be.
+        size: Bytes that run counted as written.
+
+    Raises:
+        UsageError: If they are not there.
+    """
+    part = _part(path)
+    found = part.stat().st_size if part.exists() else 0
+    if found < size:
+        raise UsageError(
+            f"{part}: {size} bytes of an unfinished count were expected, {found} found; pass "
+            "--force to count anew"
+        )
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.unfinished")
+
+
 class HeldOutFile:
     """Held-out documents as JSON lines, {"text": …}; hidden beside its place until it is complete.
 
     Args:
         path: Where it is to be.
-        size: Bytes that an earlier run counted as written; what follows them comes again.
-
-    Raises:
-        UsageError: If that run's file is gone.
+        size: Bytes that an earlier run counted as written, which `check_unfinished` found; what
+            follows them comes again.
     """
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
-        self._part = path.with_name(f".{path.name}.unfinished")
+        self._part = _part(path)
         self._part.touch()
-        if self._part.stat().st_size < size:
-            raise UsageError(
-                f"{self._part}: {size} bytes of an unfinished count were expected, "
-                f"{self._part.stat().st_size} found; pass --force to count anew"
-            )
         self._stream = self._part.open("r+b")
         self._stream.truncate(size)
         self._stream.seek(size)

@@ -159,7 +159,9 @@ def read_counts(path: Path) -> TokenCounts:
     try:
         table = parquet.read_table(path)
     except (OSError, arrow.ArrowException) as error:
-        raise UsageError(f"{path}: not a Parquet file that can be read ({error})") from error
+        raise UsageError(
+            f"{path}: not a Parquet file that can be read ({error}); count again"
+        ) from error
     metadata = (table.schema.metadata or {}).get(_KEY)
     names = table.schema.names
     if metadata is None or not {"token_id", "count"} <= set(names):
@@ -180,7 +182,9 @@ def _decode_record(metadata: bytes, path: Path) -> CountsRecord:
     try:
         record = msgspec.json.decode(metadata, type=CountsRecord)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: its record is not one of this release ({error})") from error
+        raise UsageError(
+            f"{path}: its record is not one of this release ({error}); count again"
+        ) from error
     if record.schema_version != SCHEMA_VERSION:
         raise UsageError(
             f"{path}: schema version {SCHEMA_VERSION} expected, {record.schema_version} found; "

@@ -173,8 +173,8 @@ def test_an_unfinished_count_of_something_else_is_refused(model, tmp_path, monke
     with pytest.raises(StoppedError):
         count(options)
     monkeypatch.setattr(job.Job, "_add", add)
-    other = msgspec.structs.replace(options, held_out=0.5, deduplicate=True)
-    with pytest.raises(UsageError, match="with other deduplicate, held_out found; pass"):
+    other = msgspec.structs.replace(options, held_out=0.5, deduplicate=True, plain=True)
+    with pytest.raises(UsageError, match="with other deduplicate, held_out, plain found; pass"):
         count(other)
     state = tmp_path / ".c.parquet.unfinished"
     data = state.read_bytes()
@@ -183,6 +183,41 @@ def test_an_unfinished_count_of_something_else_is_refused(model, tmp_path, monke
         count(options)
     found = count(msgspec.structs.replace(options, force=True))
     assert found.counts.tolist() == expected(model, documents())
+
+
+def test_a_part_of_the_held_out_texts_that_is_gone_is_written_anew_when_told_to(
+    model, tmp_path, monkeypatch
+):
+    held = tmp_path / "held.jsonl"
+    options = Options(
+        model=model,
+        corpus=write_corpus(tmp_path, documents()),
+        output=tmp_path / "c.parquet",
+        held_out=0.3,
+        held_out_text=held,
+        processes=1,
+    )
+    whole = count(options)
+    text = held.read_text()
+    held.unlink()
+    options.output.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "_SAVE_EVERY_S", 0.0)
+        add = job.Job._add
+
+        def stop(self, batch, found):
+            add(self, batch, found)
+            if batch.place[0] == 1:
+                raise StoppedError
+
+        patched.setattr(job.Job, "_add", stop)
+        with pytest.raises(StoppedError):
+            count(options)
+    (tmp_path / ".held.jsonl.unfinished").unlink()
+    with pytest.raises(UsageError, match=r"bytes of an unfinished count .* 0 found; pass --force"):
+        count(options)
+    again = count(msgspec.structs.replace(options, force=True))
+    assert again.counts.tolist() == whole.counts.tolist() and held.read_text() == text
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX signals")
@@ -265,7 +300,7 @@ def test_a_tokenizer_without_known_cuts_is_counted_plainly_and_said(tmp_path, ca
             UsageError,
             r"a \.jsonl file expected, h\.txt given",
         ),
-        ({"corpus": ("nowhere",)}, UsageError, "none found for nowhere"),
+        ({"corpus": ("nowhere",)}, UsageError, "none found for nowhere; check the path"),
         ({"model": Path("model.gguf")}, UsageError, r"a \.gguf file found; export the checkpoint"),
         ({"field": "body"}, UsageError, "damaged document"),
     ],
@@ -286,7 +321,7 @@ def test_an_empty_corpus_and_an_existing_table_are_refused(model, tmp_path):
     empty.write_text("")
     output = tmp_path / "c.parquet"
     options = Options(model=model, corpus=(str(empty),), output=output, processes=1)
-    with pytest.raises(UsageError, match="a document with a token was expected"):
+    with pytest.raises(UsageError, match=r"a document with a token was expected.* give more text"):
         count(options)
     output.write_text("kept")
     with pytest.raises(OutputError, match="--force"):
@@ -300,6 +335,6 @@ def test_a_damaged_tokenizer_is_refused(tmp_path):
     options = Options(
         model=tmp_path, corpus=(str(tmp_path / "a.txt"),), output=tmp_path / "c.parquet"
     )
-    with pytest.raises(UsageError, match="no usable tokenizer"):
+    with pytest.raises(UsageError, match=r"no usable tokenizer .*take the one of the checkpoint"):
         count(options)
     assert command.SUMMARY
