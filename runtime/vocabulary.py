@@ -49,7 +49,8 @@ class IdMap:
         """Read the map that the manifest names, if any.
 
         Raises:
-            BundleError: If the map is not int32 [K], or its ids are not right.
+            BundleError: If the map is not int32 [K], or its ids are not right: stages write them
+                ascending, so others were not written with this head.
         """
         vocabulary = bundle.manifest.vocabulary
         if vocabulary.map is None:
@@ -63,6 +64,12 @@ class IdMap:
             raise BundleError(
                 f"{path}: int32 [{vocabulary.kept_size}] expected, "
                 f"{found.dtype} {list(found.shape)} found"
+            )
+        if (odd := np.flatnonzero(np.diff(found.astype(np.int64)) < 0)).size:
+            place = int(odd[0])
+            raise BundleError(
+                f"{path}: ascending ids expected, {found[place]} and {found[place + 1]} found at "
+                f"{place}; the file was changed, make the bundle again"
             )
         return cls(vocabulary.size, found)
 

@@ -53,6 +53,11 @@ def test_the_map_is_read_from_the_bundle(make_bundle, tmp_path):
     assert ids.size == 257 and ids.ids.tolist() == [3, 9, 200]
 
 
+def test_a_map_in_another_order_than_stages_write_is_refused(make_bundle, tmp_path):
+    with pytest.raises(BundleError, match="ascending ids expected, 200 and 9 found at 1"):
+        IdMap.from_bundle(pruned(make_bundle, tmp_path, np.array([3, 200, 9], np.int32)))
+
+
 @pytest.mark.parametrize(
     "values", [np.array([3, 9], np.int32), np.array([3, 9, 200]), np.array([None, 1, 2])]
 )
