@@ -10,7 +10,8 @@ import numpy as np
 
 from headport.bundle import Bundle, copy_files, draft_bundle, refuse_overlap
 from headport.command import OptionRecord, Outcome, option, positional
-from headport.domains import check_domain_name, write_domain
+from headport.domains import check_domain_name, domain_names, write_domain
+from headport.errors import UsageError
 from headport.graphs import add_stage
 from headport.quantize.prune.closure import always_kept
 from headport.quantize.prune.options import Options as PruneOptions
@@ -43,7 +44,9 @@ class Options(OptionRecord, frozen=True):
         Path | None,
         option("tokens, one per line: spelling, id:N or text:…", metavar="FILE"),
     ] = None
-    force: Annotated[bool, option("replace an existing bundle")] = False
+    force: Annotated[
+        bool, option("replace an existing bundle, and a domain of this name in it")
+    ] = False
 
 
 def save_domain(options: Options) -> Bundle:
@@ -53,7 +56,8 @@ def save_domain(options: Options) -> Bundle:
     and ends it.
 
     Raises:
-        UsageError: If the name or the options are not usable, or the corpus chooses too few tokens.
+        UsageError: If the name or the options are not usable, the bundle carries such a domain and
+            `force` is False, or the corpus chooses too few tokens.
         BundleError: If the bundle is damaged.
         OutputError: If the output cannot be written.
     """
@@ -72,6 +76,11 @@ def save_domain(options: Options) -> Bundle:
     refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
     manifest = source.manifest
+    if options.name in domain_names(source) and not options.force:
+        raise UsageError(
+            f"{source.path}: it carries a domain {options.name!r} already; choose another name, or "
+            "pass --force to replace it"
+        )
     closure = always_kept(source, read_tokens(source))
     available = np.arange(manifest.vocabulary.size)
     if manifest.vocabulary.map is not None:

@@ -27,8 +27,9 @@ class Options(OptionRecord, frozen=True):
         ),
     ] = ()
     field: Annotated[
-        str, option("corpus: field of a JSON line, or column, that holds the text")
-    ] = "text"
+        str | None,
+        option("--corpus: field of a JSON line, or column, that holds the text (default: text)"),
+    ] = None
     mode: Annotated[
         Literal["output", "both"],
         option(
@@ -62,9 +63,10 @@ class Options(OptionRecord, frozen=True):
             metavar="FILE",
         ),
     ] = ()
-    union_size: Annotated[int, option("how many tokens of each --union file stay", metavar="N")] = (
-        4096
-    )
+    union_size: Annotated[
+        int | None,
+        option("how many tokens of each --union file stay (default: 4096)", metavar="N"),
+    ] = None
     least: Annotated[
         int | None,
         option(

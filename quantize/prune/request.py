@@ -24,6 +24,8 @@ __all__ = ["check_options", "chosen_options", "selection_of"]
 Int64 = npt.NDArray[np.int64]
 
 _SHOWN = 20  # tokens named in a message
+_FIELD = "text"
+_UNION_SIZE = 4096
 
 
 def check_options(options: Options) -> None:
@@ -47,6 +49,10 @@ def check_options(options: Options) -> None:
         faults.append("nothing says which tokens to keep: give --counts, --corpus or --keep")
     if not counted and options.coverage < 1:
         faults.append("--coverage is a share of a corpus: give --counts or --corpus with it")
+    if options.field is not None and not options.corpus:
+        faults.append("--field says where a corpus holds its text: give --corpus with it")
+    if options.union_size is not None and not options.union:
+        faults.append("--union-size is how many tokens of other counts stay: give --union with it")
     if faults:
         raise UsageError("; ".join(faults))
 
@@ -85,7 +91,7 @@ def selection_of(options: Options, source: Bundle, closure: Closure, available: 
         keep=keep,
         drop=_named(options.drop, closure, "--drop"),
         union=tuple(
-            _most_frequent(_counts(path, source, closure), options.union_size)
+            _most_frequent(_counts(path, source, closure), options.union_size or _UNION_SIZE)
             for path in options.union
         ),
     )
@@ -113,7 +119,10 @@ def _corpus_counts(options: Options, source: Bundle, closure: Closure) -> Int64 
         table = Path(folder) / "counts.parquet"
         count(
             CountOptions(
-                model=source.path, corpus=options.corpus, field=options.field, output=table
+                model=source.path,
+                corpus=options.corpus,
+                field=options.field or _FIELD,
+                output=table,
             )
         )
         return _counts(table, source, closure)
@@ -156,11 +165,12 @@ def chosen_options(options: Options) -> dict[str, Any]:
         "mode": options.mode,
         "counts": None if options.counts is None else options.counts.name,
         "corpus": [Path(path).name for path in options.corpus],
+        "field": (options.field or _FIELD) if options.corpus else None,
         "min_count": options.min_count,
         "coverage": options.coverage,
         "max_size": options.max_size,
         "keep": None if options.keep is None else options.keep.name,
         "drop": None if options.drop is None else options.drop.name,
         "union": [path.name for path in options.union],
-        "union_size": options.union_size if options.union else None,
+        "union_size": (options.union_size or _UNION_SIZE) if options.union else None,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -70,6 +71,14 @@ def test_a_second_domain_joins_the_first_and_stages_carry_them(saved, counts, tm
     )
     with pytest.raises(BundleError, match="belong to another tokenizer"):
         read_domain(renumbered, "notes")
+
+
+def test_a_domain_of_the_same_name_is_replaced_only_when_told_to(saved, counts, tmp_path):
+    again = Options(bundle=saved.path, output=tmp_path / "b", name="notes", counts=counts)
+    with pytest.raises(UsageError, match=r"a domain 'notes' already; choose another .*--force"):
+        save_domain(again)
+    replaced = save_domain(msgspec.structs.replace(again, force=True))
+    assert set(read_domain(replaced, "notes")) > set(read_domain(saved, "notes"))
 
 
 def test_replies_hold_tokens_of_the_domain_only(saved):

@@ -12,8 +12,6 @@ _SCRIPTS = {
     "CJK": "Han",
     "IDEOGRAPHIC": "Han",
     "KATAKANA-HIRAGANA": "Katakana",
-    "HALFWIDTH": "Katakana",
-    "FULLWIDTH": "Latin",
     "MATHEMATICAL": "symbols",
     "MODIFIER": "symbols",
     "FEMININE": "Latin",
@@ -33,5 +31,6 @@ def script_of(text: str) -> str:
 
 @lru_cache(1 << 14)
 def _script(letter: str) -> str:
-    word = unicodedata.name(letter, "UNKNOWN").split()[0]
+    name = unicodedata.name(letter, "UNKNOWN")
+    word = name.removeprefix("HALFWIDTH ").removeprefix("FULLWIDTH ").split()[0]
     return _SCRIPTS.get(word, word.capitalize())

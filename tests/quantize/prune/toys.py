@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from headport.bundle import Bundle
 from headport.manifest import Vocabulary
 from headport.quantize.count.table import CountsRecord, TokenCounts, write_counts
+from headport.quantize.prune import Options, prune
 from tests.bundles import manifest
 from tests.quantize.prune.tokenizers_of import CHAT, LINES
 from tests.toy_bundles import lookup_backbone, write_toy
@@ -143,3 +144,20 @@ def count_texts(
     )
     write_counts(path, TokenCounts(counts, record), force=True)
     return path
+
+
+def prune_toy(tmp_path: Path, source: Bundle, name: str = "pruned", **options: Any) -> Bundle:
+    """A bundle cut to what two lines use."""
+    counts = options.pop("counts", None) or count_texts(tmp_path / "counts.parquet", source)
+    asked = {"least": 1, **options}
+    return prune(Options(bundle=source.path, output=tmp_path / name, counts=counts, **asked))
+
+
+def kept_ids(bundle: Bundle) -> np.ndarray:
+    """Id before of each column of the head after."""
+    vocabulary = bundle.manifest.vocabulary
+    file = vocabulary.map or vocabulary.checkpoint_ids
+    assert file is not None
+    ids = np.load(bundle.path / file)
+    assert ids.dtype == np.int32 and (np.diff(ids) > 0).all()
+    return ids

@@ -52,6 +52,9 @@ def test_a_cut_is_suggested_where_the_loss_becomes_small_enough():
         ("+=", "symbols"),
         ("ß", "Latin"),
         ("한", "Hangul"),
+        ("ﾡ", "Hangul"),
+        ("ｱ", "Katakana"),
+        ("ｰ", "Katakana"),
     ],
 )
 def test_a_piece_is_of_the_script_of_its_first_letter(text, script):
