@@ -147,15 +147,33 @@ def test_a_head_that_is_not_what_the_manifest_says_runs_whole(tmp_path, change, 
     assert reason in subset.whole_because
 
 
-def test_swapped_rows_are_noticed(tmp_path, monkeypatch):
+def test_a_state_that_is_not_finite_proves_nothing(tmp_path):
+    source = toy(tmp_path)
+    head = msgspec.structs.replace(source.manifest.heads["lm"], scale=2.0)
+    wrong = Bundle(source.path, msgspec.structs.replace(source.manifest, heads={"lm": head}))
+    runner = open_runner(source)
+    subset = HeadSubset(wrong, "lm", runner.full_logits)
+    odd = HIDDEN.copy()
+    odd[0, 3] = np.nan
+    expected = runner.full_logits(odd)[:, COLUMNS]
+    assert np.array_equal(subset.logits(odd, COLUMNS), expected, equal_nan=True)
+    assert subset.whole_because == ""  # the next finite state decides
+    assert np.array_equal(subset.logits(odd[1:], COLUMNS), expected[1:])
+    assert "times the bound" in subset.whole_because
+
+
+def test_swapped_rows_are_noticed(tmp_path, monkeypatch, caplog):
     source = toy(tmp_path)
     runner = open_runner(source)
     gather = HeadRows.gather
     monkeypatch.setattr(HeadRows, "gather", lambda self, c: gather(self, c[::-1]))
     subset = HeadSubset(source, "lm", runner.full_logits)
     expected = runner.full_logits(HIDDEN)[:, COLUMNS]
-    assert np.array_equal(subset.logits(HIDDEN, COLUMNS), expected)
+    for _ in range(2):
+        assert np.array_equal(subset.logits(HIDDEN, COLUMNS), expected)
     assert "times the bound" in subset.whole_because
+    [message] = caplog.messages
+    assert message == f"lm: {subset.whole_because}; the whole head runs instead"
 
 
 def test_many_rows_come_from_the_whole_head(tmp_path):

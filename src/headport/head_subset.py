@@ -3,12 +3,14 @@
 What a few rows cost does not grow with the vocabulary, and what comes out are the logits that the
 whole head gives for these tokens, within `GatheredRows.error_bound`: both are sums of the same
 products of the same numbers. That is checked on the first hidden states of each head, against the
-whole head. Where rows cannot be gathered, are too many, or fail that check, the whole head runs and
-the tokens' columns are picked from it: the answer is right in any case.
+whole head. Where rows cannot be gathered, are too many, or fail that check, which is logged as a
+warning, the whole head runs and the tokens' columns are picked from it: the answer is right in any
+case.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -21,6 +23,7 @@ from headport.head_rows import GatheredRows, HeadRows
 
 __all__ = ["HeadSubset"]
 
+_log = logging.getLogger("headport.head")
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
@@ -41,6 +44,7 @@ class HeadSubset:
     """
 
     def __init__(self, bundle: Bundle, name: str, full_logits: _Head) -> None:
+        self._name = name
         self._full_logits = full_logits
         self._width = bundle.manifest.heads[name].vocab_size
         self._rows: HeadRows | None = None
@@ -73,7 +77,7 @@ class HeadSubset:
         rows = self._gathered(columns)
         unproved = not self._checked and len(hidden_states) > 0 and len(columns) > 0
         states = self._rows.states(hidden_states)
-        if unproved and not self._holds(rows, states[:1], columns):
+        if unproved and not self._hold(rows, states[:1], columns):
             return self._whole(hidden_states, columns)
         return rows.logits(states)
 
@@ -93,17 +97,18 @@ class HeadSubset:
             self._remembered.popitem(last=False)
         return found
 
-    def _holds(self, rows: GatheredRows, hidden_states: Float32, columns: Int64) -> bool:
+    def _hold(self, rows: GatheredRows, hidden_states: Float32, columns: Int64) -> bool:
         assert self._rows is not None
         expected = self._whole(hidden_states, columns)
-        if not np.isfinite(expected).all():  # says nothing about the rows
-            return True
+        if not np.isfinite(expected).all():  # proves nothing; the next state may
+            return False
         error = np.abs(rows.logits(hidden_states).astype(np.float64) - expected)
         bound = rows.error_bound(hidden_states, self._rows.activation_block)
         self._checked = bool((error <= bound).all())
         if not self._checked:
             worst = float((error / bound).max())
             self.whole_because = f"rows differ from the whole head by {worst:.3g} times the bound"
+            _log.warning("%s: %s; the whole head runs instead", self._name, self.whole_because)
             self._rows = None
             self._remembered.clear()
         return self._checked
