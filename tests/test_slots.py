@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from headport.bundle import Bundle
+from headport.lowering import Options, lower
 from headport.runner import Runner, open_runner
 from headport.session import Binding, SessionSettings
 from headport.slots import SeparateSlots, Slots, open_slots
+from tests.recurrent_models import recurrent_bundle
 
 IDS = np.random.default_rng(0).integers(0, 257, (4, 40))
 CAPACITY = 30
@@ -103,6 +105,44 @@ def test_what_is_kept_or_copied_is_what_was_there_bit_for_bit(runner: Runner) ->
     slots.copy(2, 1, 16)
     step = feed(slots, {1: (0, 1)})[1]
     assert (feed(slots, {2: (0, 1)})[2] == step).all()
+
+
+@pytest.mark.parametrize("target", ["portable", "ort-cpu"])
+def test_states_start_go_and_stay_with_their_row(
+    target: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _, bundle = recurrent_bundle("lfm2", tmp_path_factory)
+    if target != "portable":
+        bundle = lower(Options(bundle=bundle.path, output=tmp_path / "b", target=target))
+    runner = open_runner(bundle, SessionSettings(threads=1))
+    slots = open_slots(runner, 4, CAPACITY)
+    assert not slots.divisible and slots.movable
+    owner = {0: 0, 1: 1, 2: 2}  # slot → row of IDS
+
+    def check(**news: int) -> None:
+        new = {int(slot[1:]): count for slot, count in news.items()}
+        before = slots.lengths.copy()
+        for slot, states in feed(slots, {s: (owner[s], n) for s, n in new.items()}).items():
+            held, stop = int(before[slot]), int(before[slot]) + new[slot]
+            expected = alone(runner, owner[slot], stop)[held:]
+            assert np.abs(states - expected).max() < 2e-4 * np.abs(expected).max(), (slot, held)
+
+    check(s0=5)
+    check(s1=4)
+    check(s2=4)
+    check(s0=1, s2=1)  # the one between them waits
+    check(s1=1)
+    slots.copy(2, 3, 5)
+    owner[3] = 2
+    check(s3=1)
+    check(s0=1, s1=1, s2=1, s3=1)
+    check(s0=1, s1=1, s2=1, s3=1)
+    slots.cut(0, 0)
+    owner[0] = 3  # a new sequence where another was
+    check(s0=6)
+    check(s0=1, s1=1, s2=1, s3=1)
+    with pytest.raises(AssertionError):
+        slots.cut(1, 3)
 
 
 def test_slots_of_their_own_can_be_dropped_only(runner: Runner) -> None:

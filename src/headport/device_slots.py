@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.session_runner import Cache
+from headport.slots import SharedSlots
 
 __all__ = ["DeviceSlots"]
 
@@ -17,7 +18,7 @@ Int64 = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
 
-class DeviceSlots:
+class DeviceSlots(SharedSlots):
     """See `headport.slots.Slots`.
 
     A step by one token runs all slots, of which the kernel waits for the idle ones; more tokens at
@@ -40,18 +41,9 @@ class DeviceSlots:
         decode: Callable[[Int64, Int64], Array],
         append: Callable[[int, Int64], Array],
     ) -> None:
-        self._cache = cache
-        self.nbytes = nbytes
+        super().__init__(cache, nbytes)
         self._decode = decode
         self._append = append
-
-    @property
-    def capacity(self) -> int:
-        return self._cache.capacity
-
-    @property
-    def lengths(self) -> Int64:
-        return self._cache.lengths
 
     def forward(self, rows: Sequence[int], token_ids: Int64, lengths: Int64) -> Float32:
         chosen, width = np.asarray(rows, np.int64), token_ids.shape[1]

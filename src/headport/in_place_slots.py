@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from headport.cache_ports import is_state
 from headport.session_runner import Cache
+from headport.slots import SharedSlots
 
 __all__ = ["InPlaceCache", "InPlaceSlots"]
 
@@ -29,7 +30,7 @@ class InPlaceCache(Cache, Protocol):
         ...
 
 
-class InPlaceSlots:
+class InPlaceSlots(SharedSlots):
     """See `headport.slots.Slots`.
 
     Neighbouring rows of the buffers are one array themselves, so a run covers the range from its
@@ -44,18 +45,10 @@ class InPlaceSlots:
     movable = True
 
     def __init__(self, cache: InPlaceCache, nbytes: int, step: Step) -> None:
+        super().__init__(cache, nbytes)
         self._cache = cache
         self._step = step
-        self.nbytes = nbytes
         self.divisible = not any(is_state(name) for name in cache.buffers)
-
-    @property
-    def capacity(self) -> int:
-        return self._cache.capacity
-
-    @property
-    def lengths(self) -> Int64:
-        return self._cache.lengths
 
     def forward(self, rows: Sequence[int], token_ids: Int64, lengths: Int64) -> Float32:
         first, count = rows[0], rows[-1] - rows[0] + 1

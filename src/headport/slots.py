@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headport.session_runner import Cache, Runner
 
-__all__ = ["SeparateSlots", "SlotRunner", "Slots", "open_slots"]
+__all__ = ["SeparateSlots", "SharedSlots", "SlotRunner", "Slots", "open_slots"]
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -128,3 +128,22 @@ class SeparateSlots:
 
     def copy(self, source: int, target: int, length: int) -> None:
         raise NotImplementedError("caches of their own are not copied")
+
+
+class SharedSlots:
+    """What slots have in common that are the rows of one cache.
+
+    Args:
+        cache: Lengths and buffers of all slots.
+        nbytes: Bytes of the buffers.
+    """
+
+    def __init__(self, cache: Cache, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.capacity = cache.capacity
+        self._shared = cache
+
+    @property
+    def lengths(self) -> Int64:
+        """Tokens in each slot, [count]."""
+        return self._shared.lengths
