@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.progress import say
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
+from headport.runtime.exact_option import EXACT, ExactChoice
 from headport.runtime.generator import Generator
 from headport.runtime.parameters import Options as Request
 from headport.runtime.results import Generation
@@ -63,7 +64,7 @@ class Options(OptionRecord, frozen=True):
     ] = None
     seed: Annotated[int | None, option("key of the noise; drawn where not given")] = None
     exact: Annotated[
-        Literal["auto", "always", "never"],
+        ExactChoice,
         option(
             "tokens as the unquantised head gives them: where the head is certified, "
             "or refuse others, or leave unproved tokens as they are"
@@ -77,7 +78,6 @@ class Options(OptionRecord, frozen=True):
     ] = ()
 
 
-_EXACT = {"auto": None, "always": True, "never": False}
 _EARLY = {None: None, "no": False, "yes": True, "never": "never"}
 
 
@@ -97,7 +97,7 @@ def generate(options: Options) -> tuple[list[Generation], dict[str, Any]]:
         provider=options.provider,
         cpu_fallback=options.cpu_fallback,
         ignore=options.ignore,
-        exact=_EXACT[options.exact],
+        exact=EXACT[options.exact],
         slots=min(max(1, options.n or 1), MOST_SLOTS),
     )
     prompt: str | list[int] = options.prompt

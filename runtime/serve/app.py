@@ -90,7 +90,8 @@ class _Service:
         return JSONResponse(self._model())
 
     async def completions(self, request: Request) -> Response:
-        return await self._answer(request, COMPLETION, partial(read_completion, self._limits))
+        read = partial(read_completion, self._limits, self.generator.generator)
+        return await self._answer(request, COMPLETION, read)
 
     async def chat(self, request: Request) -> Response:
         read = partial(read_chat, self._limits, self.generator.generator)

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import UsageError
 from headport.progress import say
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
+from headport.runtime.exact_option import EXACT, ExactChoice
 from headport.runtime.generator import Generator
 from headport.runtime.results import Stats
 from headport.runtime.serve.limits import ServiceLimits
@@ -50,15 +51,12 @@ class Options(OptionRecord, frozen=True):
     provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
     cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
     exact: Annotated[
-        Literal["auto", "always", "never"],
+        ExactChoice,
         option("tokens as the unquantised head gives them; see generate"),
     ] = "auto"
     ignore: Annotated[
         tuple[str, ...], option("fields of the bundle's generation_config to leave out")
     ] = ()
-
-
-_EXACT = {"auto": None, "always": True, "never": False}
 
 
 def serve(options: Options) -> Stats:
@@ -89,7 +87,7 @@ def serve(options: Options) -> Stats:
             provider=options.provider,
             cpu_fallback=options.cpu_fallback,
             ignore=options.ignore,
-            exact=_EXACT[options.exact],
+            exact=EXACT[options.exact],
             max_context=options.max_context,
             reply_limit=options.max_new_tokens,
             slots=options.slots,

@@ -51,7 +51,7 @@ class _Flags(msgspec.Struct):
     return_token_ids: bool | None = None
 
 
-def read_completion(limits: ServiceLimits, body: bytes) -> Asked:
+def read_completion(limits: ServiceLimits, generator: Generator, body: bytes) -> Asked:
     """Read a body of `/v1/completions`.
 
     Raises:
@@ -67,7 +67,8 @@ def read_completion(limits: ServiceLimits, body: bytes) -> Asked:
             return prompt
         raise RequestError("prompt: a text, a list of token ids, or a list of those was expected")
 
-    return _read(body, COMPLETION, prompts, _whole_logprobs, limits)
+    default_n = generator.defaults.n
+    return _read(body, COMPLETION, prompts, _whole_logprobs, limits, default_n=default_n)
 
 
 def read_chat(limits: ServiceLimits, generator: Generator, body: bytes) -> Asked:
@@ -84,7 +85,8 @@ def read_chat(limits: ServiceLimits, generator: Generator, body: bytes) -> Asked
             raise RequestError("messages: at least one was expected")
         return [generator.chat_ids([_plain(message) for message in messages])]
 
-    return _read(body, CHAT, prompts, _chat_logprobs, limits)
+    default_n = generator.defaults.n
+    return _read(body, CHAT, prompts, _chat_logprobs, limits, default_n=default_n)
 
 
 def _read(
@@ -93,6 +95,8 @@ def _read(
     prompts: Callable[[Mapping[str, Any]], Sequence[Prompt]],
     logprobs: Callable[[Mapping[str, Any]], int | None],
     limits: ServiceLimits,
+    *,
+    default_n: int,
 ) -> Asked:
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
@@ -104,7 +108,7 @@ def _read(
     if (asked := logprobs(fields)) is not None:
         options["logprobs"] = asked
     found = prompts(fields)
-    _check_limits(found, options, limits)
+    _check_limits(found, {"n": default_n} | options, limits)
     return Asked(
         model=flags.model,
         prompts=found,
@@ -118,7 +122,7 @@ def _read(
 def _check_limits(
     prompts: Sequence[Prompt], options: Mapping[str, Any], limits: ServiceLimits
 ) -> None:
-    n, wanted = options.get("n", 1), options.get("max_new_tokens", 1)
+    n, wanted = options["n"], options.get("max_new_tokens", 1)
     faults = []
     if isinstance(n, int) and len(prompts) * n > limits.replies:
         faults.append(f"{len(prompts)} prompts times n={n} exceed {limits.replies} replies")

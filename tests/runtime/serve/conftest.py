@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from headport.runtime import Generator
 from headport.runtime.serve.limits import ServiceLimits
 
 MODEL = "tiny"
+EXTRA = {"return_token_ids": True}
 
 
 @contextmanager
@@ -50,3 +55,24 @@ def client() -> Client:
     return lambda address: openai.OpenAI(
         base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60
     )
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_lowered: Path) -> Generator:
+    return Generator(tiny_lowered, threads=1, slots=8)
+
+
+@pytest.fixture(scope="module")
+def service(generator: Generator, client: Client) -> Iterator[Any]:
+    with running(generator) as address:
+        yield client(address)
+
+
+def post(address: str, body: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and document of a completion; the body is sent as it is."""
+    request = urllib.request.Request(f"{address}/v1/completions", body, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
