@@ -63,6 +63,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "custom_generate": (),
     "diversity_penalty": (0.0,),
     "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),  # of the prompt, where a model has no encoder
     "encoder_repetition_penalty": (1.0,),
     "exponential_decay_length_penalty": (),
     "force_words_ids": ([],),
@@ -94,7 +95,6 @@ IGNORED = frozenset(
         "continuous_batching_config",
         "decoder_start_token_id",
         "disable_compile",
-        "encoder_no_repeat_ngram_size",
         "is_assistant",
         "low_memory",
         "max_cache_len",

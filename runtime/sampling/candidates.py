@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel, gumbel_bound
-from headport.runtime.sampling.sampler import draw, filtering
+from headport.runtime.sampling.sampler import filtering
 from headport.runtime.sampling.settings import Sampling
 
 __all__ = ["CandidateRow", "decide", "decide_noisy", "needs_all", "noise_row", "wants_noise"]
@@ -109,12 +108,16 @@ def _within_top_k(row: CandidateRow, sampling: Sampling, key: NoiseKey) -> int |
         if row.cut > -np.inf:
             return None
         k = len(row.ids)  # there are no others
-    kept = row.logits >= row.logits[k - 1]
-    if int(kept.sum()) > row.proved:
+    count = int((row.logits >= row.logits[k - 1]).sum())
+    if count > row.proved:
         return None
-    order = np.argsort(row.ids[kept])
-    logits: Any = row.logits[kept][order]  # float64; every step of `draw` is float64 anyway
-    return draw(logits, row.ids[kept][order], sampling, key)
+    kept = CandidateRow(row.ids[:count], row.logits[:count], count, -np.inf, row.error)
+    if sampling.top_p < 1.0:
+        return _within_top_p(kept, sampling, key, lambda _: (0.0, 0.0))
+    if sampling.min_p > 0.0:
+        return _within_min_p(kept, sampling, key)
+    winner = _best(kept, np.arange(count), sampling.temperature, key)
+    return None if winner is None else int(kept.ids[winner])
 
 
 def _within_top_p(
@@ -122,16 +125,17 @@ def _within_top_p(
 ) -> int | None:
     """The kept set grows with the total mass: what wins in the largest and is in the smallest."""
     T = sampling.temperature
-    masses = np.exp(_scaled(row, T))
-    above = np.concatenate([[0.0], np.cumsum(masses)])  # mass of all tokens before each rank
+    least, greatest = _above(row, T, -1), _above(row, T, 1)
     tail_low, tail_high = tail_mass(T)
-    low = sampling.top_p * (above[-1] + tail_low) * (1 - _ROUNDING)
-    high = sampling.top_p * (above[-1] + tail_high) * (1 + _ROUNDING)
+    with np.errstate(over="ignore", invalid="ignore"):
+        doubt = np.exp(row.error / T)  # of the tail, whose masses are in units of the first one's
+        low = sampling.top_p * (least[-1] + tail_low / doubt) * (1 - _ROUNDING)
+        high = sampling.top_p * (greatest[-1] + tail_high * doubt) * (1 + _ROUNDING)
     # A rank stays if the mass before it is below p of the total; the first always does.
-    if not above[row.proved] >= high:
+    if not least[row.proved] >= high:
         return None
-    fewest = max(1, int(np.searchsorted(above, low, side="left")))
-    most = max(1, int(np.searchsorted(above, high, side="left")))
+    fewest = max(1, int(np.searchsorted(greatest, low, side="left")))
+    most = max(1, int(np.searchsorted(least, high, side="left")))
     if sampling.min_p > 0.0:
         limit = math.log(sampling.min_p)
         scaled = _scaled(row, T)
@@ -189,6 +193,17 @@ def _scaled(row: CandidateRow, temperature: float) -> Float64:
     with np.errstate(over="ignore"):
         scaled: Float64 = (row.logits - row.logits[0]) / temperature
     return scaled
+
+
+def _above(row: CandidateRow, temperature: float, side: int) -> Float64:
+    """Least (side -1) or greatest (1) mass of all tokens before each rank, [C + 1].
+
+    The first token's mass is 1; of the others each difference of two logits may be off.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        masses = np.exp(_scaled(row, temperature) + side * 2 * row.error / temperature)
+    masses[0] = 1.0
+    return np.concatenate([[0.0], np.cumsum(masses)])
 
 
 def _slack(row: CandidateRow, temperature: float) -> float:

@@ -1,8 +1,10 @@
-"""One token that is to be drawn: what a row asks for, and its choice from all logits."""
+"""Tokens that are to be drawn: what rows ask for, and their choices from all logits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +14,34 @@ from headport.runtime.row import Row
 from headport.runtime.sampling.allowed import ask_allowed
 from headport.runtime.sampling.choice import Choice
 from headport.runtime.sampling.noise import NoiseKey
-from headport.runtime.sampling.sampler import draw, likelihood, process
+from headport.runtime.sampling.sampler import draw, faults, likelihood, process
 from headport.runtime.sampling.settings import Context, Sampling
 
-__all__ = ["Draw", "choose_from", "draw_of"]
+__all__ = ["Chooser", "Draw", "choose_each", "choose_from", "draw_of"]
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
+
+
+class Chooser(Protocol):
+    """Chooses tokens with one head of one runner."""
+
+    def choose(self, hidden: Float32, rows: Sequence[Row]) -> list[Choice | HeadportError]:
+        """One choice per row. Rows may be of any requests; none knows of the others.
+
+        Args:
+            hidden: The last hidden state of each row, [N, H].
+            rows: Each with its own parameters, [N]; they are not changed, see `Row.accept`.
+
+        Returns:
+            For each row its choice, or the error that ends it: `NonFiniteError` where its logits
+            are not finite, `RequestError` where its rules ban every token or a callback fails.
+        """
+        ...
+
+    def logits(self, hidden: Float32) -> Float32:
+        """All logits of hidden states [N, H], by ascending original id, [N, K]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,3 +93,19 @@ def choose_from(
     return likelihood(
         token_id, logits, ids, processed=processed, sampling=each.sampling, top=each.logprobs
     )
+
+
+def choose_each(logits: Float32, ids: Int64, rows: Sequence[Row]) -> list[Choice | HeadportError]:
+    """Each row's choice from its logits, or the error that ends it.
+
+    Args:
+        logits: [N, K].
+        ids: Original id of each column, ascending, [K].
+        rows: [N].
+    """
+    broken = faults(logits, [(row.index, row.step) for row in rows])
+    found: list[Choice | HeadportError] = []
+    for n, row in enumerate(rows):
+        each = broken.get(n) or draw_of(row)
+        found.append(choose_from(logits[n], ids, each) if isinstance(each, Draw) else each)
+    return found

@@ -80,7 +80,7 @@ class CandidateChooser:
     exact: bool
 
     def choose(self, hidden: Float32, rows: Sequence[Row]) -> list[Choice | HeadportError]:
-        """See `headport.runtime.sampling.chooser.Chooser`."""
+        """See `headport.runtime.sampling.draws.Chooser`."""
         found: dict[int, Choice | HeadportError] = {}
         draws: dict[int, Draw] = {}
         for n, row in enumerate(rows):
@@ -106,7 +106,7 @@ class CandidateChooser:
         return [found[n] for n in range(len(rows))]
 
     def logits(self, hidden: Float32) -> Float32:
-        """See `headport.runtime.sampling.chooser.Chooser`."""
+        """See `headport.runtime.sampling.draws.Chooser`."""
         given: Callable[[Float32, str], Float32]
         given = self.runner.full_logits if self.exact else self.runner.rescored_logits
         return self.ids.rows(given(hidden, self.name))

@@ -26,7 +26,7 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_ALWAYS = np.float32(1e30)  # above any bound of a logit with noise
+_ALWAYS = np.float32(1e35)  # above any bound of a logit with noise, which is up to 1e30 · 23
 _ROUNDING = 2.0**-40  # relative, of the few float64 operations of the processors
 
 

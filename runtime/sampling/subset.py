@@ -19,8 +19,7 @@ import numpy.typing as npt
 from headport.errors import HeadportError
 from headport.runtime.row import Row
 from headport.runtime.sampling.choice import Choice
-from headport.runtime.sampling.draws import choose_from, draw_of
-from headport.runtime.sampling.sampler import faults
+from headport.runtime.sampling.draws import Chooser, choose_each
 from headport.runtime.sampling.settings import FixedIds
 from headport.runtime.vocabulary import IdMap
 
@@ -40,12 +39,6 @@ class RowsRunner(Protocol):
     def rows(self, hidden_states: Float32, token_ids: Int64, name: str = "lm") -> Float32:
         """As `headport.session_runner.SessionRunner.rows`."""
         ...
-
-
-class _Whole(Protocol):
-    def choose(self, hidden: Float32, rows: Sequence[Row]) -> list[Choice | HeadportError]: ...
-
-    def logits(self, hidden: Float32) -> Float32: ...
 
 
 @dataclass(frozen=True)
@@ -81,11 +74,11 @@ class SubsetChooser:
     runner: RowsRunner
     name: str
     ids: IdMap
-    whole: _Whole
+    whole: Chooser
     _known: OrderedDict[tuple[int, ...], AllowedTokens] = field(default_factory=OrderedDict)
 
     def choose(self, hidden: Float32, rows: Sequence[Row]) -> list[Choice | HeadportError]:
-        """See `headport.runtime.sampling.chooser.Chooser`."""
+        """See `headport.runtime.sampling.draws.Chooser`."""
         few = [self._few(row) for row in rows]
         groups: dict[int, list[int]] = {}
         for place, allowed in enumerate(few):
@@ -97,25 +90,14 @@ class SubsetChooser:
             choices = (
                 self.whole.choose(states, own)
                 if allowed is None
-                else self._choose(states, own, allowed)
+                else choose_each(allowed.logits(self.runner, states, self.name), allowed.ids, own)
             )
             found |= dict(zip(places, choices, strict=True))
         return [found[n] for n in range(len(rows))]
 
     def logits(self, hidden: Float32) -> Float32:
-        """All logits; see `headport.runtime.sampling.chooser.Chooser`."""
+        """All logits; see `headport.runtime.sampling.draws.Chooser`."""
         return self.whole.logits(hidden)
-
-    def _choose(
-        self, hidden: Float32, rows: Sequence[Row], allowed: AllowedTokens
-    ) -> list[Choice | HeadportError]:
-        logits = allowed.logits(self.runner, hidden, self.name)
-        broken = faults(logits, [(row.index, row.step) for row in rows])
-        return [broken.get(n) or self._one(logits[n], row, allowed) for n, row in enumerate(rows)]
-
-    def _one(self, logits: Float32, row: Row, allowed: AllowedTokens) -> Choice | HeadportError:
-        each = draw_of(row)
-        return each if isinstance(each, HeadportError) else choose_from(logits, allowed.ids, each)
 
     def _few(self, row: Row) -> AllowedTokens | None:
         """The tokens that a row may be continued with, if they are few and nothing else counts."""

@@ -96,6 +96,7 @@ def test_one_end_token_or_several():
         ("guidance_scale", 1.5),
         ("diversity_penalty", 0.5),
         ("max_time", 3.0),
+        ("encoder_no_repeat_ngram_size", 2),  # generate() hands the prompt over as encoder input
         ("a_field_of_the_future", 1),
     ],
 )

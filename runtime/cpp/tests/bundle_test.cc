@@ -1,8 +1,12 @@
 // Files of a bundle: what is right is read, what is not is refused with a message.
+#include <pthread.h>
+
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <system_error>
+#include <thread>
 
 #include "bundle/bundle.h"
 #include "bundle/npy.h"
@@ -183,6 +187,31 @@ void check_bundle() {
   refused("longer", tiny_manifest(), "3 bytes expected, 4 found");
 }
 
+// Where the system gives no more threads, one looks at all files.
+void check_bundle_without_threads() {
+#ifdef __GLIBC__
+  const Folder folder;
+  folder.write("manifest.json", tiny_manifest().dump());
+  pthread_attr_t before, none;
+  pthread_getattr_default_np(&before);
+  pthread_attr_init(&none);
+  pthread_attr_setstacksize(&none, std::size_t{1} << 46);  // no memory for such a stack
+  CHECK(pthread_setattr_default_np(&none) == 0);
+  bool refused = false;
+  try {
+    std::thread([] {}).join();
+  } catch (const std::system_error&) {
+    refused = true;
+  }
+  CHECK(refused);
+  CHECK(Bundle::open(folder.path().string(), true).manifest().vocabulary.size == 3);
+  folder.write("a/b.txt", "abd");
+  check_refused("changed", HEADPORT_BUNDLE_ERROR, "its sha256 is not the manifest's",
+                [&] { Bundle::open(folder.path().string(), true); });
+  pthread_setattr_default_np(&before);
+#endif
+}
+
 void check_defaults() {
   const Defaults greedy = read_defaults(R"({"temperature": 0.7, "eos_token_id": 2})", {});
   CHECK(greedy.sampling.temperature == 0.0);
@@ -200,6 +229,8 @@ void check_defaults() {
   refused(HEADPORT_UNSUPPORTED, R"({"num_beams": 4})", "num_beams=4");
   refused(HEADPORT_UNSUPPORTED, R"({"stop_strings": ["x"]})", "stop_strings");
   refused(HEADPORT_UNSUPPORTED, R"({"a_new_field": 1})", "a_new_field=1");
+  refused(HEADPORT_UNSUPPORTED, R"({"encoder_no_repeat_ngram_size": 2})", "ngram_size=2");
+  read_defaults(R"({"encoder_no_repeat_ngram_size": 0})", {});
   refused(HEADPORT_BUNDLE_ERROR, R"({"top_p": 1.5})", "top_p must be");
   refused(HEADPORT_BUNDLE_ERROR, R"({"top_k": 1.5})", "top_k must be a whole number");
   read_defaults(R"({"num_beams": 4})", {"num_beams"});
@@ -214,6 +245,7 @@ int main() {
   check_npy();
   check_id_map();
   check_bundle();
+  check_bundle_without_threads();
   check_defaults();
   return headport::test::result();
 }

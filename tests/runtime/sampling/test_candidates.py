@@ -11,6 +11,7 @@ from headport.runtime.sampling.candidates import (
     wants_noise,
 )
 from headport.runtime.sampling.noise import NoiseKey, draw_bits, gumbel, gumbel_bound
+from headport.runtime.sampling.processed_candidates import Plan, steer
 from headport.runtime.sampling.sampler import choose
 from headport.runtime.sampling.settings import Sampling
 
@@ -165,6 +166,51 @@ def test_scores_within_rounding_are_left_open():
     ids = np.argsort(-logits)
     row = CandidateRow(ids, logits[ids], 0, -50.0, 1e-15)
     assert decide_noisy(row, Sampling(1.0), key) is None
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_top_k_heeds_the_error_of_its_logits(more):
+    sampling, decided = Sampling(1.0, top_k=5, **more), []
+    for error in (0.0, 0.05):
+        decided.append(0)
+        for step in range(200):
+            logits, key = row_of(step), NoiseKey(3, step)
+            row = picked(logits, 12)
+            rng = np.random.default_rng(step)
+            moved = row.logits + rng.uniform(-error, error, len(row.ids))
+            if (np.diff(moved) >= 0).any():
+                continue  # the head proves no such order
+            row = CandidateRow(row.ids, moved, row.proved, row.cut, error)
+            found = decide(row, sampling, key, lambda _: (0.0, 0.0))
+            if found is not None:
+                decided[-1] += 1
+                assert found == choose(logits, IDS, sampling, key)
+    assert decided[0] > decided[1] > 0
+    near = CandidateRow(IDS[:3], np.array([3.0, 2.5, -9.0]), 3, -np.inf, 1e3)
+    assert decide(near, Sampling(1.0, top_k=2), NoiseKey(1, 0), lambda _: (0.0, 0.0)) is None
+
+
+def test_a_top_p_border_within_the_error_of_masses_is_left_open():
+    # The second token's masses: 1/(1 + 1), so that it stays for p just above a half.
+    sampling, ids = Sampling(1.0, top_p=0.5 + 1e-4), np.arange(2)
+    key = next(
+        k for k in (NoiseKey(n, 0) for n in range(99)) if np.diff(gumbel(draw_bits(k, 2)))[0] > 2
+    )  # the second wins where it stays
+
+    def found(error: float) -> int | None:
+        row = CandidateRow(ids, np.array([1.0, 1.0]), 2, -np.inf, error)
+        return decide(row, sampling, key, lambda _: (0.0, 0.0))
+
+    assert found(0.0) == 1
+    assert found(1e-3) is None
+
+
+def test_lifted_tokens_are_picked_at_every_temperature():
+    for temperature in (1e-30, 1.0, 1e30):
+        noise = noise_row(IDS, len(IDS), temperature, NoiseKey(9, 1))
+        plan = Plan(np.ones(len(IDS), np.bool_), np.array([4, 30]))
+        keys = steer(noise, plan, IDS)
+        assert set(np.argsort(-keys)[:2].tolist()) == {4, 30}
 
 
 def test_a_cut_above_the_min_p_threshold_is_left_open():

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <fstream>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -64,22 +66,53 @@ std::string fault_of(const fs::path& path, const std::string& name, const FileEn
   return {};
 }
 
+// Threads that are waited for, however their scope is left.
+class Threads {
+ public:
+  ~Threads() {
+    for (std::thread& each : threads_) each.join();
+  }
+  // One more thread with this work; false where the system gives none.
+  template <typename Work>
+  bool add(const Work& work) {
+    try {
+      threads_.emplace_back(work);
+      return true;
+    } catch (const std::system_error&) {
+      return false;
+    }
+  }
+
+ private:
+  std::vector<std::thread> threads_;
+};
+
 // The faults of all files, looked at by a few threads.
 std::vector<std::string> faults_of(const fs::path& root, const Manifest& manifest, bool verify) {
   std::vector<std::pair<std::string, FileEntry>> files(manifest.files.begin(),
                                                        manifest.files.end());
   std::vector<std::string> found(files.size());
+  std::vector<std::exception_ptr> thrown(files.size());  // one slot per file: nothing is shared
   std::atomic<std::size_t> next{0};
-  auto work = [&] {
+  auto work = [&]() noexcept {
     for (std::size_t n = next++; n < files.size(); n = next++) {
-      found[n] = fault_of(root / files[n].first, files[n].first, files[n].second, verify);
+      try {
+        found[n] = fault_of(root / files[n].first, files[n].first, files[n].second, verify);
+      } catch (...) {
+        thrown[n] = std::current_exception();
+      }
     }
   };
-  std::vector<std::thread> others;
-  const unsigned count = verify ? std::min(std::thread::hardware_concurrency(), kMostThreads) : 1;
-  for (unsigned n = 1; n < count; ++n) others.emplace_back(work);
-  work();
-  for (std::thread& other : others) other.join();
+  {
+    Threads others;
+    const unsigned count = verify ? std::min(std::thread::hardware_concurrency(), kMostThreads) : 1;
+    for (unsigned n = 1; n < count && others.add(work); ++n) {
+    }
+    work();  // does all of it where there are no others
+  }
+  for (const std::exception_ptr& each : thrown) {
+    if (each) std::rethrow_exception(each);
+  }
   found.erase(std::remove(found.begin(), found.end(), ""), found.end());
   return found;
 }
