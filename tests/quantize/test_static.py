@@ -15,6 +15,7 @@ from headport.ledger import find_tensor, head_weight, read_tensor
 from headport.lowering import Options as LowerOptions
 from headport.lowering import lower
 from headport.quantize import head as head_module
+from headport.quantize.calibration import calibrate
 from headport.quantize.command import Options, quantize
 from headport.quantize.states import WINDOW
 from headport.runner import open_runner
@@ -35,6 +36,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("text") / "text.txt"
     file.write_text("\n".join(TEXTS * 8))
     return file
+
+
+def test_the_largest_magnitude_is_that_of_all_parts_and_signs() -> None:
+    parts = [np.eye(2, dtype=np.float32) * size for size in (1, -5, 3)]
+    assert calibrate(parts, 2).largest == 5.0
 
 
 def options_for(source: Path, output: Path, text: Path, **changes: Any) -> Options:
