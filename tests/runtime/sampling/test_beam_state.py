@@ -105,3 +105,14 @@ def test_more_end_tokens_keep_more_candidates():
     with np.errstate(divide="ignore"):
         state.advance(np.log(np.array([[0.1, 0.0, 0.0, 0.3, 0.3, 0.3]])), ids)
     assert [beam.token_ids for beam in state.open] == [(0,)]
+
+
+@pytest.mark.parametrize("penalty", [-1.0, 0.0])
+def test_never_looks_ahead_only_where_length_is_rewarded(penalty):
+    # Complete: ln .3 and ln .1 (times 2 for penalty -1). Open: ln .4 at two tokens, which is better
+    # than the worse of them; at the limit's eight tokens it would not be for penalty -1.
+    state = state_of(Beams(2, penalty, "never"), 8)
+    state.advance(ln((0.5, 0.2, 0.3)), IDS)
+    state.advance(ln((0.8, 0.0, 0.2), (0.1, 0.0, 0.0)), IDS)
+    assert [each.token_ids for each in state.complete] == [(9,), (2, 9)]
+    assert not state.done
