@@ -126,3 +126,20 @@ def test_rows_that_cannot_move_stay() -> None:
         run(table, [n] * 5)
     table.release(1)
     assert table.pack([0, 2]) is None
+
+
+def test_what_a_slot_no_longer_holds_is_not_taken_over() -> None:
+    table = SlotTable(Noted(1), 1, 4, True)
+    for prompt, reused in ((A, 0), (B, 4), (A, 4), ([9, *A], 0), (A, 0)):
+        slot, found = run(table, prompt)
+        assert found == reused, prompt
+        table.release(slot)
+
+
+def test_what_a_gap_held_before_is_not_taken_over() -> None:
+    table = SlotTable(Noted(3), 3, 4, True)
+    for n in range(3):
+        run(table, [n] * 9)
+    table.release(1)
+    assert table.pack([0, 2]) == (2, 1)
+    assert run(table, [1] * 9) == (2, 0)
