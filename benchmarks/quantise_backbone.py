@@ -203,6 +203,9 @@ def _measure(name: str, source: Path, material: _Material, folder: Path) -> Row:
 def _measure_peer(folder: Path, material: _Material) -> Row:
     """A model.onnx of one graph, token ids to logits, under ONNX Runtime's default options."""
     session = open_session(folder / "model.onnx", {}, SessionSettings(threads=1))
+    # The graph only names this size.
+    config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+    size = config["model"]["decoder"]["head_size"]
 
     def logits(ids: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.float32]]:
         feeds: dict[str, npt.NDArray[Any]] = {
@@ -212,16 +215,16 @@ def _measure_peer(folder: Path, material: _Material) -> Row:
         }
         for name in session.inputs:
             if name.startswith("past_key_values."):
-                _, heads, _, size = session.shape(name)
-                assert isinstance(heads, int) and isinstance(size, int)
+                heads = session.shape(name)[1]
+                assert isinstance(heads, int)
                 feeds[name] = np.zeros((1, heads, 0, size), session.dtype(name))
         found = session.run({n: feeds[n] for n in session.inputs}, ["logits"])["logits"][0]
         for start in range(0, len(ids) - 1, _HEAD_ROWS):
             yield found[start : start + _HEAD_ROWS].astype(np.float32)
 
-    size = sum(file.stat().st_size for file in folder.glob("model.onnx*"))
+    stored = sum(file.stat().st_size for file in folder.glob("model.onnx*"))
     drift = _drift(logits, material)
-    return Row(folder.name, size / 1e6, float("nan"), **drift, decode_ms=None, decode_ratio=None)
+    return Row(folder.name, stored / 1e6, float("nan"), **drift, decode_ms=None, decode_ratio=None)
 
 
 def _drift(

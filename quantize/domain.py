@@ -17,6 +17,7 @@ from headport.quantize.prune.closure import always_kept
 from headport.quantize.prune.options import Options as PruneOptions
 from headport.quantize.prune.request import check_options, selection_of
 from headport.quantize.prune.tokens import read_tokens
+from headport.vocabulary_map import read_map
 
 __all__ = ["SUMMARY", "Options", "run", "save_domain"]
 
@@ -82,10 +83,9 @@ def save_domain(options: Options) -> Bundle:
             "pass --force to replace it"
         )
     closure = always_kept(source, read_tokens(source))
-    available = np.arange(manifest.vocabulary.size)
-    if manifest.vocabulary.map is not None:
-        available = np.load(source.file(manifest.vocabulary.map), allow_pickle=False)
-    selection = selection_of(chosen, source, closure, available.astype(np.int64))
+    kept = read_map(source)
+    available = np.arange(manifest.vocabulary.size) if kept is None else kept
+    selection = selection_of(chosen, source, closure, available)
     with draft_bundle(options.output, force=options.force) as draft:
         copy_files(source.path, manifest.files, draft.path)
         write_domain(draft.path, options.name, selection.kept, closure.table.sha256)

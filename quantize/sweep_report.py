@@ -14,6 +14,7 @@ __all__ = ["pareto", "render_markdown", "render_webpage", "terminal_lines"]
 _COLUMNS = (
     "recipe",
     "stored MB",
+    "resident MB",
     "read MB / token",
     "mean KL",
     "p99 KL",
@@ -154,6 +155,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
         (
             trial["recipe"] + (" *" if trial["recipe"] in front else ""),
             f"{trial['stored_bytes'] / 1e6:.1f}",
+            _megabytes(trial["resident_bytes"]),
             f"{trial['read_bytes'] / 1e6:.1f}",
             f"{trial['kl_mean']:.1e}",
             f"{trial['kl_p99']:.1e}",
@@ -166,6 +168,10 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
         )
         for trial in report["trials"]
     ]
+
+
+def _megabytes(size: int | None) -> str:
+    return "–" if size is None else f"{size / 1e6:.1f}"
 
 
 def _where(report: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from headport.graphs import graph_entry, write_graphs
 from headport.heads import HeadSessions
 from headport.lowering.head import lower_head, packed_name
 from headport.manifest import Manifest
+from headport.memory import MEASURABLE, measure_graph
 from headport.metrics import RowScores, score_rows
 from headport.quantize.calibration import Calibration
 from headport.quantize.head import HEAD, quantise_head
@@ -39,6 +40,7 @@ class Trial:
 
     recipe: str
     stored_bytes: int  # of tensors that only the head reads
+    resident_bytes: int | None  # of memory for the head alone; None: not told on this system
     read_bytes: int  # by one row: what the head reads of them and of shared ones
     positions: int
     kl_mean: float  # KL(reference ‖ head), nats
@@ -101,10 +103,12 @@ def try_recipe(recipe: Recipe, ground: Ground) -> Trial:
         scores = _scores(logits, ground)
         step, ratio = _step(head, ground)
         stored, read = _bytes(made.manifest, ground.source.manifest)
+        resident = _resident_bytes(made, ground.settings)
     drift = float(np.mean(scores.nll_candidate - scores.nll_reference))
     return Trial(
         recipe=recipe.text,
         stored_bytes=stored,
+        resident_bytes=resident,
         read_bytes=read,
         positions=len(scores),
         kl_mean=float(scores.kl.mean()),
@@ -178,6 +182,13 @@ def _bytes(made: Manifest, source: Manifest) -> tuple[int, int]:
     whole = [t for t in read if t.name == form.original]
     rows = sum(form.count * (t.length // t.shape[0]) for t in whole)
     return stored, sum(t.length for t in read if t.name != form.original) + rows
+
+
+def _resident_bytes(made: Bundle, settings: SessionSettings) -> int | None:
+    if not MEASURABLE:
+        return None
+    file = made.path / made.manifest.graphs[made.manifest.heads[HEAD].graph].file
+    return measure_graph(file, made.manifest.session_options, settings.threads)
 
 
 def _slices(count: int) -> Iterator[slice]:

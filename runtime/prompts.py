@@ -12,7 +12,15 @@ from headport.runtime.limits import is_whole
 from headport.runtime.parameters import Request
 from headport.runtime.text import Tokens
 
-__all__ = ["DEFAULT_NEW_TOKENS", "Prompt", "fit", "read_masks", "read_prompts", "read_starts"]
+__all__ = [
+    "DEFAULT_NEW_TOKENS",
+    "Prompt",
+    "fit",
+    "read_masks",
+    "read_prompts",
+    "read_starts",
+    "unknown_ids",
+]
 
 Prompt = str | Sequence[int]
 # Per prompt, where neither the call nor the bundle says; runtime/cpp/src/generator/generator.cc has
@@ -21,7 +29,7 @@ DEFAULT_NEW_TOKENS = 128
 
 
 def read_prompts(
-    prompts: Prompt | Sequence[Prompt], tokens: Tokens, vocab_size: int
+    prompts: Prompt | Sequence[Prompt], tokens: Tokens, vocab_size: int, name: str = "prompt"
 ) -> list[list[int]]:
     """Token ids of each prompt.
 
@@ -30,6 +38,7 @@ def read_prompts(
             tokenizer adds; an id list is taken as it is.
         tokens: The bundle's tokenizer.
         vocab_size: True size of the vocabulary.
+        name: What messages call one of them.
 
     Raises:
         PromptError: Naming every prompt that is empty or holds unknown ids, with those ids.
@@ -41,25 +50,28 @@ def read_prompts(
     single = isinstance(prompts, str) or (len(prompts) > 0 and all(is_whole(p) for p in prompts))
     several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item,assignment]
     if len(several) == 0:
-        raise PromptError("at least one prompt was expected, none was given")
+        raise PromptError(f"at least one {name} was expected, none was given")
     found, faults = [], []
     for n, prompt in enumerate(several):
         if not _is_listed(prompt):
-            faults.append(f"prompt {n} is {prompt!r}, a text or a list of ids was expected")
+            faults.append(f"{name} {n} is {prompt!r}, a text or a list of ids was expected")
             continue
         ids = tokens.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        unknown = [i for i in ids if not (is_whole(i) and 0 <= int(i) < vocab_size)]
         if not ids:
-            faults.append(f"prompt {n} is empty")
-        if unknown:
-            faults.append(
-                f"prompt {n} holds {', '.join(map(repr, unknown))}, "
-                f"ids from 0 to {vocab_size - 1} were expected"
-            )
+            faults.append(f"{name} {n} is empty")
+        if unknown := unknown_ids(ids, vocab_size):
+            faults.append(f"{name} {n} holds {unknown}")
         found.append(ids)
     if faults:
         raise PromptError("; ".join(faults))
     return [[int(i) for i in ids] for ids in found]
+
+
+def unknown_ids(ids: Sequence[int], vocab_size: int) -> str:
+    """The ids that a vocabulary does not have and those it has, for a message; none of them: ""."""
+    unknown = [i for i in ids if not (is_whole(i) and 0 <= int(i) < vocab_size)]
+    listed = ", ".join(map(repr, unknown))
+    return listed and f"{listed}, ids from 0 to {vocab_size - 1} were expected"
 
 
 def _is_listed(value: object) -> bool:

@@ -11,7 +11,7 @@ from headport.cli import main
 from headport.errors import BundleError
 from headport.lowering import Options as LowerOptions
 from headport.lowering import lower
-from headport.memory import measure_memory
+from headport.memory import measure_graph, measure_memory
 from headport.quantize import Options, quantize
 from tests.toy_bundles import write_toy
 
@@ -27,6 +27,16 @@ def test_an_int8_head_takes_a_quarter(tmp_path: Path) -> None:
     assert 0.9 * 4 * V * H < before.heads < 2.5 * 4 * V * H
     assert after.heads < before.heads / 2
     assert after.total == after.backbone + after.heads + after.first_run
+
+
+def test_a_graph_alone_takes_what_its_weight_does(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(size=(V, H)).astype(np.float32)
+    source = write_toy(tmp_path / "toy", weight)
+    file = source.path / source.manifest.graphs["head.lm"].file
+    found = measure_graph(file, source.manifest.session_options, 1)
+    assert 0.9 * 4 * V * H < found < 2.5 * 4 * V * H
+    with pytest.raises(BundleError, match=r"gone.onnx: loading it to measure its memory failed"):
+        measure_graph(tmp_path / "gone.onnx", {}, 1)
 
 
 def test_a_bundle_that_does_not_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ tells what export and runtime cost from what rounding costs. NLL differences add
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,6 +26,7 @@ from headport.validate.store import PREFIX_TOKENS
 __all__ = ["attribute", "noise_floor", "sampled_jobs"]
 
 Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,7 @@ def attribute(
     proved = candidate.proved  # counts the positions of the comparison, not these
     steps = _STEPS if midpoint is None else _STEPS_BY_MIDPOINT
     rows: list[list[RowScores]] = [[] for _ in steps]
-    for job in jobs:
-        reference.ask_score(job.window.token_ids, hidden=True)
+    for job in _asked_ahead(jobs, lambda ids: reference.ask_score(ids, hidden=True)):
         states = [c.hidden_states([job.window.token_ids])[0] for c in _sides(candidate, midpoint)]
         for block in reference.read_score(candidate.block_rows):
             assert block.hidden is not None
@@ -125,6 +125,16 @@ def attribute(
         largest=largest.part,
         finding=_finding(parts, largest),
     )
+
+
+def _asked_ahead(jobs: Sequence[Job], ask: Callable[[Int64], None]) -> Iterator[Job]:
+    """Windows that the reference works on while the one before is looked at here."""
+    for job in jobs[:1]:
+        ask(job.window.token_ids)
+    for at, job in enumerate(jobs):
+        for later in jobs[at + 1 : at + 2]:
+            ask(later.window.token_ids)
+        yield job
 
 
 def _sides(candidate: Candidate, midpoint: Candidate | None) -> tuple[Candidate, ...]:
@@ -182,10 +192,13 @@ def noise_floor(jobs: Sequence[Job], reference: ReferenceSide, rows: int) -> Noi
     if not path or not jobs:
         return None
     found = []
-    for job in jobs:
-        reference.ask_score(job.window.token_ids)
+
+    def ask(token_ids: Int64) -> None:
+        reference.ask_score(token_ids)
+        reference.ask_score(token_ids, other_path=True)
+
+    for job in _asked_ahead(jobs, ask):
         kept = [block.logits.copy() for block in reference.read_score(rows)]
-        reference.ask_score(job.window.token_ids, other_path=True)
         for usual, block in zip(kept, reference.read_score(rows), strict=True):
             targets = job.window.targets[block.start : block.start + len(usual)]
             found.append(score_rows(usual, block.logits, targets, np.zeros(len(usual))))

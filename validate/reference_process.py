@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from headport import errors
 from headport.errors import HeadportError, ReferenceProcessError
+from headport.freed_memory import ENVIRONMENT
 from headport.validate.records import Messages
 from headport.validate.top_rows import TopRows
 from headport.validate.wire import (
@@ -76,12 +77,16 @@ class ReferenceProcess:
         `flags` are --trust-remote-code and --allow-pickle, as `headport export` takes them.
         """
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        environment = os.environ | {
-            "OMP_NUM_THREADS": str(max(1, threads)),
-            "MKL_NUM_THREADS": str(max(1, threads)),
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-        }
+        environment = (
+            os.environ
+            | ENVIRONMENT
+            | {
+                "OMP_NUM_THREADS": str(max(1, threads)),
+                "MKL_NUM_THREADS": str(max(1, threads)),
+                "TOKENIZERS_PARALLELISM": "false",
+                "HF_HUB_OFFLINE": "1",
+            }
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headport.validate.reference", model, *flags],
             stdin=subprocess.PIPE,

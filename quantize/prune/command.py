@@ -27,6 +27,7 @@ from headport.quantize.prune.selection import Selection
 from headport.quantize.prune.tokenizer_check import check_rewritten
 from headport.quantize.prune.tokens import TokenTable, read_tokens
 from headport.selftest import write_selftest
+from headport.vocabulary_map import read_map
 
 __all__ = ["SUMMARY", "Options", "check", "prune", "run"]
 
@@ -104,11 +105,8 @@ def _refuse(source: Bundle) -> None:
 
 def _head_ids(source: Bundle) -> Int64:
     """Id of each column of the heads, padding left out."""
-    vocabulary = source.manifest.vocabulary
-    if vocabulary.map is None:
-        return np.arange(vocabulary.size)
-    found: Int64 = np.load(source.file(vocabulary.map), allow_pickle=False).astype(np.int64)
-    return found
+    found = read_map(source)
+    return np.arange(source.manifest.vocabulary.size) if found is None else found
 
 
 def _available(source: Bundle, table: TokenTable, mode: str) -> Int64:

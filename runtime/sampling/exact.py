@@ -169,15 +169,15 @@ class CandidateChooser:
     def _noise(self, each: Draw) -> Float32:
         assert each.key is not None
         columns = self.head.vocab_size
-        return noise_row(self.ids.own, columns, each.sampling.temperature, each.key)
+        return noise_row(self.ids.ids, columns, each.sampling.temperature, each.key)
 
     def _no_noise(self) -> Float32:
         noise = np.full(self.head.vocab_size, -np.inf, np.float32)
-        noise[: len(self.ids.own)] = 0.0
+        noise[: len(self.ids.ids)] = 0.0
         return noise
 
     def _steered(self, noise: Float32, plan: Plan | None) -> Float32:
-        return noise if plan is None else steer(noise, plan, self.ids.columns)
+        return noise if plan is None else steer(noise, plan)
 
     def _rows(
         self, asked: dict[int, _Asked], noise: list[Float32] | None
@@ -204,9 +204,9 @@ class CandidateChooser:
 
     def _row(self, candidates: Candidates, n: int) -> CandidateRow:
         own = candidates.ids[n]
-        real = own < len(self.ids.own)  # a padded column is no token
+        real = own < len(self.ids.ids)  # a padded column is no token
         return CandidateRow(
-            ids=self.ids.own[own[real]],
+            ids=self.ids.ids[own[real]],
             logits=candidates.logits[n][real],
             proved=int(real[: candidates.certified_k[n]].sum()),
             cut=float(candidates.cut[n]),

@@ -57,17 +57,17 @@ def plan_row(ids: Int64, sampling: Sampling, context: Context) -> Plan | None:
     return Plan(alive, columns[alive[columns]])
 
 
-def steer(noise: Float32, plan: Plan, order: Int64) -> Float32:
+def steer(noise: Float32, plan: Plan) -> Float32:
     """A head's noise row under which banned tokens are never picked and lifted ones always are.
 
     Args:
         noise: Of each head column, -inf where it is no token, [columns].
-        plan: The row's bans and lifts.
-        order: Head column of each original id, ascending, [K].
+        plan: The row's bans and lifts, of the K columns that are tokens.
     """
     steered = noise.copy()
-    steered[order[~plan.alive]] = -np.inf
-    steered[order[plan.lifted]] = _ALWAYS
+    tokens = steered[: len(plan.alive)]
+    tokens[~plan.alive] = -np.inf
+    tokens[plan.lifted] = _ALWAYS
     return steered
 
 

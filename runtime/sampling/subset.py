@@ -52,8 +52,8 @@ class AllowedTokens:
     def of(cls, token_ids: Sequence[int], ids: IdMap) -> AllowedTokens:
         """Named ids without those that do not exist or were pruned, each once."""
         wanted = np.unique(np.array(token_ids, np.int64))
-        is_there = np.isin(ids.ids, wanted, assume_unique=True)
-        return cls(ids.ids[is_there], ids.columns[is_there])
+        columns = np.flatnonzero(np.isin(ids.ids, wanted, assume_unique=True))
+        return cls(ids.ids[columns], columns)
 
     def logits(self, runner: RowsRunner, hidden: Float32, head: str = "lm") -> Float32:
         """Logits of hidden states [N, H] by ascending original id, [N, n]."""

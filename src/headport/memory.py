@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,10 @@ import msgspec
 
 from headport.errors import BundleError, UsageError
 
-__all__ = ["MemoryUse", "measure_memory"]
+__all__ = ["MEASURABLE", "MemoryUse", "measure_graph", "measure_memory"]
 
 _STATUS = Path("/proc/self/status")
+MEASURABLE = _STATUS.is_file()  # whether the operating system says what a process uses
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,35 @@ def measure_memory(bundle: Path, threads: int = 0) -> MemoryUse:
         UsageError: If the operating system does not say what a process uses.
         BundleError: If the bundle does not load there.
     """
-    if not _STATUS.is_file():
-        raise UsageError("--memory needs Linux's /proc; leave it out on this system")
-    command = [sys.executable, "-m", "headport.memory", str(bundle), str(threads)]
+    return msgspec.json.decode(_say(bundle, "bundle", str(threads)), type=MemoryUse)
+
+
+def measure_graph(file: Path, session_options: Mapping[str, str], threads: int = 0) -> int:
+    """What one graph takes of resident memory, bytes: loaded, and run once with sizes of 1.
+
+    Args:
+        file: The `.onnx` file.
+        session_options: As the bundle's manifest has them.
+        threads: Threads of ONNX Runtime; 0 = all CPUs.
+
+    Raises:
+        UsageError: If the operating system does not say what a process uses.
+        BundleError: If the graph does not load there.
+    """
+    options = msgspec.json.encode(dict(session_options)).decode()
+    return msgspec.json.decode(_say(file, "graph", str(threads), options), type=int)
+
+
+def _say(path: Path, *arguments: str) -> str:
+    """What this file says about a path when it is run as a program."""
+    if not MEASURABLE:
+        raise UsageError("measuring memory needs Linux's /proc; leave it out on this system")
+    command = [sys.executable, "-m", "headport.memory", str(path), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BundleError(f"{bundle}: loading it to measure its memory failed: {last}")
-    return msgspec.json.decode(done.stdout, type=MemoryUse)
+        raise BundleError(f"{path}: loading it to measure its memory failed: {last}")
+    return done.stdout
 
 
 def _resident() -> tuple[int, int]:
@@ -64,7 +87,7 @@ def _resident() -> tuple[int, int]:
     return total, private
 
 
-def _measure(folder: Path, threads: int) -> MemoryUse:
+def _measure_bundle(folder: Path, threads: int) -> MemoryUse:
     import numpy as np
 
     from headport.bundle import Bundle
@@ -94,6 +117,24 @@ def _measure(folder: Path, threads: int) -> MemoryUse:
     )
 
 
+def _measure_graph(file: Path, threads: int, options: str) -> int:
+    import numpy as np
+
+    from headport.session import SessionSettings, library_version, open_session
+
+    library_version()
+    start, _ = _resident()
+    session = open_session(file, msgspec.json.decode(options), SessionSettings(threads=threads))
+    # A weight in a mapped file takes memory when it is first read.
+    sizes = {n: [d if isinstance(d, int) else 1 for d in session.shape(n)] for n in session.inputs}
+    session.run({n: np.zeros(size, session.dtype(n)) for n, size in sizes.items()}, session.outputs)
+    return _resident()[0] - start
+
+
 if __name__ == "__main__":
-    found = _measure(Path(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.write(msgspec.json.encode(found).decode())
+    _path, _kind, _threads, *_rest = sys.argv[1:]
+    measure: dict[str, Callable[..., MemoryUse | int]]
+    measure = {"bundle": _measure_bundle, "graph": _measure_graph}
+    sys.stdout.write(
+        msgspec.json.encode(measure[_kind](Path(_path), int(_threads), *_rest)).decode()
+    )

@@ -211,7 +211,26 @@ def _dot(a: Float32, b: Float32) -> Float64:
 
 
 def _distant_row(z32: Float32, c32: Float32, target: Any) -> tuple[float, ...]:
+    """Distances by their definitions, in float64; one exponential for each side."""
     z, c = z32.astype(np.float64), c32.astype(np.float64)
+    delta = _difference(z, c)
+    (log_p, p, log_sum_p), (log_q, q, log_sum_q) = _softmax(z), _softmax(c)
+    # ln p − ln q = −Δ + top and log-sum of each side, which a removed token does not enter.
+    shift = (c.max() + log_sum_q) - (z.max() + log_sum_p)
+    return (
+        float(log_sum_p - log_p[target]),
+        float(log_sum_q - log_q[target]),
+        max(float(shift - p @ delta), 0.0),
+        max(float(q @ delta - shift), 0.0),
+        float(np.abs(p - q).sum()) / 2,
+        float(np.abs(delta).max()),
+    )
+
+
+def _difference(z: Float64, c: Float64) -> Float64:
+    """Δ = c − z, 0 where a token was removed on both sides."""
+    if np.isfinite(z).all() and np.isfinite(c).all():
+        return c - z
     kept = ~(np.isneginf(z) & np.isneginf(c))
     for side, logits in (("reference", z), ("candidate", c)):
         bad = np.flatnonzero(kept & ~np.isfinite(logits))
@@ -220,22 +239,16 @@ def _distant_row(z32: Float32, c32: Float32, target: Any) -> tuple[float, ...]:
                 f"finite logits expected, the {side} gives {logits[bad[0]]} for token id "
                 f"{bad[0]} ({len(bad)} such logits in one position)"
             )
-    log_p, log_q = z - _logsumexp(z[kept]), c - _logsumexp(c[kept])
-    p, q = np.exp(log_p[kept]), np.exp(log_q[kept])
-    ratio = log_p[kept] - log_q[kept]
-    return (
-        float(-log_p[target]),
-        float(-log_q[target]),
-        max(float(p @ ratio), 0.0),
-        max(float(-q @ ratio), 0.0),
-        float(np.abs(p - q).sum()) / 2,
-        float(np.abs(c[kept] - z[kept]).max()),
-    )
+    return np.subtract(c, z, out=np.zeros_like(z), where=kept)
 
 
-def _logsumexp(x: Float64) -> float:
-    top = x.max()
-    return float(top + np.log(np.exp(x - top).sum()))
+def _softmax(x: Float64) -> tuple[Float64, Float64, float]:
+    """Shifted logits x − max x, softmax(x), and ln Σ exp(x − max x)."""
+    shifted = x - x.max()
+    p = np.exp(shifted)
+    total = p.sum()
+    p /= total
+    return shifted, p, float(np.log(total))
 
 
 def _places(z: Float32, c: Float32, bound: Float64) -> tuple[Float64, ...]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from headport.binding import Binding, DeviceArray
 from headport.errors import BundleError, UsageError
+from headport.freed_memory import keep_freed_memory
 from headport.gpu_probe import library_packages, load_library, needed_libraries, probe_gpu
 from headport.progress import say
 from headport.providers import AUTO, PROVIDERS, Provider, find_provider, provider_of_target
@@ -83,6 +84,7 @@ def _onnxruntime() -> Any:
             "the onnxruntime package is hollow, as after uninstalling one of two builds; "
             "reinstall onnxruntime alone and run `headport doctor`"
         )
+    keep_freed_memory()
     return onnxruntime
 
 

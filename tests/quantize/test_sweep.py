@@ -72,6 +72,7 @@ def test_figures_are_those_of_the_bundle(
     size = sum(t.length for t in made.manifest.tensors if t.consumers[0].startswith("head.lm:"))
     if not rescored:
         assert trial.stored_bytes == trial.read_bytes == size
+    assert trial.resident_bytes is None or trial.resident_bytes > size
 
 
 def test_states_are_those_of_the_backbone(

@@ -15,6 +15,7 @@ from headport.errors import QuantizeError, UsageError
 from headport.quantize.prune.rewrite import rewrite_tokenizer
 from headport.quantize.prune.tokens import read_tokens
 from headport.validate.documents import Tokens
+from headport.vocabulary_map import read_map
 
 __all__ = ["Kept", "KeptTokenizer", "kept_tokenizer", "read_kept"]
 
@@ -76,9 +77,8 @@ def read_kept(bundle: Bundle, pruned: Bundle) -> Kept:
 
 def _column_ids(pruned: Bundle) -> Int64:
     vocabulary = pruned.manifest.vocabulary
-    ids = np.arange(pruned.manifest.heads["lm"].vocab_size)
-    if vocabulary.map is not None:
-        ids = np.load(pruned.file(vocabulary.map), allow_pickle=False).astype(np.int64)
+    kept = read_map(pruned)
+    ids = np.arange(pruned.manifest.heads["lm"].vocab_size) if kept is None else kept
     if vocabulary.checkpoint_ids is not None:
         own = np.load(pruned.file(vocabulary.checkpoint_ids), allow_pickle=False)
         ids = own.astype(np.int64)[ids]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
 from headport.bundle import Bundle, draft_bundle, refuse_overlap
@@ -31,6 +30,7 @@ from headport.providers import PROVIDERS, Provider, provider_of_target
 from headport.selftest import write_selftest
 from headport.session import SessionSettings, check_provider
 from headport.static_rounding import is_static
+from headport.vocabulary_map import read_map
 
 __all__ = ["SUMMARY", "Options", "apply_passes", "lower", "run"]
 
@@ -151,10 +151,7 @@ def _pack(target: Target, backbone: ir.Model) -> list[Match]:
 
 
 def _add_top(source: Bundle, models: dict[str, ir.Model], count: int) -> None:
-    vocabulary = source.manifest.vocabulary
-    original = None
-    if vocabulary.map is not None:
-        original = np.load(source.file(vocabulary.map), allow_pickle=False)
+    original = read_map(source)
     for head in source.manifest.heads.values():
         add_top(models[head.graph], count, original)
 

@@ -209,7 +209,7 @@ def test_lifted_tokens_are_picked_at_every_temperature():
     for temperature in (1e-30, 1.0, 1e30):
         noise = noise_row(IDS, len(IDS), temperature, NoiseKey(9, 1))
         plan = Plan(np.ones(len(IDS), np.bool_), np.array([4, 30]))
-        keys = steer(noise, plan, IDS)
+        keys = steer(noise, plan)
         assert set(np.argsort(-keys)[:2].tolist()) == {4, 30}
 
 

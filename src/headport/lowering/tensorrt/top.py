@@ -22,13 +22,13 @@ LARGEST_TOP_K = 3840  # of TensorRT's TopK
 _INT64, _FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 
-def add_top(model: ir.Model, count: int, original_ids: npt.NDArray[np.int32] | None) -> None:
+def add_top(model: ir.Model, count: int, original_ids: npt.NDArray[np.int64] | None) -> None:
     """Give a head's graph the outputs `top_logits`, `top_ids` and `logsumexp` beside its logits.
 
     Args:
         model: A head's graph with the output `logits` [rows, V]; changed in place.
         count: K.
-        original_ids: int32 [V], the original id of each row of the head; None: its own number.
+        original_ids: [V], the original id of each row of the head; None: its own number.
 
     Raises:
         LoweringError: If K is not from 1 to V, or more than TensorRT takes.
@@ -48,7 +48,7 @@ def add_top(model: ir.Model, count: int, original_ids: npt.NDArray[np.int32] | N
     best, ids = emit.ops("TopK", [logits, emit.ints(count)], ("logits", "ids"), axis=1)
     if original_ids is not None:
         name = "headport.original_ids"
-        value = ir.val(name, const_value=ir.tensor(original_ids.astype(np.int64), name=name))
+        value = ir.val(name, const_value=ir.tensor(original_ids, name=name))
         graph.register_initializer(value)
         ids = emit.op("Gather", [value, ids], "original")
     first = emit.op("Slice", [best, emit.ints(0), emit.ints(1), emit.ints(1)], "largest")

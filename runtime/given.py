@@ -1,0 +1,158 @@
+"""What a generator says about tokens it is given: text, hidden states, logits, likelihoods."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headport.bundle import Bundle
+from headport.errors import PromptError
+from headport.runtime.chat import chat_ids
+from headport.runtime.prompts import Prompt, read_masks, read_prompts, read_starts, unknown_ids
+from headport.runtime.results import Score
+from headport.runtime.scheduling.scheduler import Scheduler
+from headport.runtime.scoring import Scorer, target_mask
+from headport.runtime.text import Tokens
+from headport.runtime.vocabulary import IdMap
+
+__all__ = ["GivenTokens"]
+
+
+class GivenTokens:
+    """The part of `Generator` that samples nothing. All ids it takes and gives are original ids."""
+
+    bundle: Bundle
+    head: str
+    max_context: int
+    _ids: IdMap
+    _tokens: Tokens
+    _scheduler: Scheduler
+    _scorer: Scorer
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Token ids of a conversation by the bundle's chat template: a prompt for `generate`.
+
+        Args:
+            messages: Mappings with `role` and `content`, oldest first.
+            **variables: More names the template may read, such as `tools`.
+
+        Raises:
+            BundleError: If the bundle has no usable chat template.
+            RequestError: If the template refuses the messages.
+        """
+        return chat_ids(self.bundle, self._tokens, messages, variables)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, as a prompt has them."""
+        return self._tokens.encode(text)
+
+    def spell(self, token_id: int) -> str:
+        """Text of one token alone; of a special token its name. Errors as `decode`."""
+        return self.decode([token_id]) or self._tokens.piece(token_id)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out.
+
+        Raises:
+            PromptError: Naming the ids that the vocabulary does not have.
+        """
+        if unknown := unknown_ids(token_ids, self._ids.size):
+            raise PromptError(unknown)
+        return self._tokens.decode(token_ids)
+
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Raw logits after each token: no temperature, no filter.
+
+        Args:
+            token_ids: Original ids, [T].
+
+        Returns:
+            float32 [T, V]; -inf where an id was pruned.
+
+        Raises:
+            PromptError: If there are none, or unknown ones, or more than the context holds.
+        """
+        ids = self._checked(token_ids)
+        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.logits(ids, self.head))
+        return found
+
+    def hidden_states(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Hidden states after the final norm, of each token: what the heads are given.
+
+        Args:
+            token_ids: Original ids, [T].
+
+        Returns:
+            float32 [T, H].
+
+        Raises:
+            PromptError: As `logits`.
+        """
+        ids = self._checked(token_ids)
+        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.hidden_states(ids))
+        return found
+
+    def outputs(self, token_ids: Sequence[int], head: str) -> npt.NDArray[np.float32]:
+        """What any head of the bundle gives after each token, columns as the head has them.
+
+        Args:
+            token_ids: Original ids, [T].
+            head: Its name: the one that tokens are chosen with, or one of `more_heads`.
+
+        Returns:
+            float32 [T, width of the head].
+
+        Raises:
+            PromptError: As `logits`.
+            BundleError: If the head is not loaded.
+        """
+        ids = self._checked(token_ids)
+        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.outputs(ids, head))
+        return found
+
+    def score(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        prompt_tokens: int | Sequence[int] = 0,
+        ignore_ids: Collection[int] = (),
+        attention_masks: Sequence[Sequence[int]] | None = None,
+    ) -> list[Score]:
+        """Negative log-likelihood of each token of each text, one text at a time.
+
+        The first token of a text has nothing before it and is never scored. The arguments below
+        leave more out; what is left out is still read as context, padding apart.
+
+        Args:
+            texts: Texts or id lists, or one of them, each within the context.
+            prompt_tokens: How many tokens at the start of each text are a prompt, which counts for
+                nothing; one number for all, or one each.
+            ignore_ids: Tokens that are not scored wherever they stand.
+            attention_masks: Of id lists that are padded, on either side: 1 for each token and 0
+                for each padding, as a tokenizer gives them.
+
+        Raises:
+            PromptError: As `logits`; if a mask does not fit its text.
+            RequestError: If `prompt_tokens` are not one number or one per text.
+        """
+        found = read_prompts(texts, self._tokens, self._ids.size)
+        masks = read_masks(attention_masks, found)
+        starts = read_starts(prompt_tokens, len(found))
+        scores = []
+        for ids, valid, start in zip(found, masks, starts, strict=True):
+            self._checked(np.asarray(ids)[valid].tolist())
+            mask = target_mask(ids, valid, start, ignore_ids)
+            scores.append(self._scheduler.run(self._scorer.score(ids, mask, valid, self.head)))
+        return scores
+
+    def _checked(self, token_ids: Sequence[int]) -> list[int]:
+        [ids] = read_prompts([token_ids], self._tokens, self._ids.size)
+        if len(ids) > self.max_context:
+            raise PromptError(
+                f"{len(ids)} tokens were given, but the context holds {self.max_context}; "
+                "cut the text into windows"
+            )
+        return ids
