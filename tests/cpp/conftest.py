@@ -1,21 +1,45 @@
-"""Builds the C++ runtime once; skips, with the reason, where something for that is missing."""
+"""Builds the C++ runtime once; skips, with the reason, where something for that is missing.
+
+`HEADPORT_CPP_SANITIZE=address,undefined` or `=thread` in the environment builds it, and all that
+these tests build, with those sanitizers.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
+import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "runtime" / "cpp"
-BUILD = ROOT / "build" / "cpp"  # kept, so that later runs build what has changed
+SANITIZE = os.environ.get("HEADPORT_CPP_SANITIZE", "")
+# Kept, so that later runs build what has changed.
+BUILD = ROOT / "build" / "-".join(["cpp", *filter(None, SANITIZE.split(","))])
 
 # What tests check does not depend on the optimiser, and the slowest part of them is the compiler.
-FLAGS = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1", "-DHEADPORT_TESTS=ON")
+FLAGS = (
+    "-DCMAKE_BUILD_TYPE=None",
+    "-DCMAKE_CXX_FLAGS=-O1",
+    "-DHEADPORT_TESTS=ON",
+    f"-DHEADPORT_SANITIZE={SANITIZE}",
+)
+
+# ONNX Runtime is not built here and has no instrumentation; the files say what of it is left out.
+SANITIZER_OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=1",
+    "LSAN_OPTIONS": f"suppressions={SOURCE / 'tests' / 'lsan.supp'}:print_suppressions=0",
+    "TSAN_OPTIONS": f"suppressions={SOURCE / 'tests' / 'tsan.supp'}:halt_on_error=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
 
 
 def missing() -> str | None:
@@ -33,8 +57,39 @@ def missing() -> str | None:
 
 
 def run(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | SANITIZER_OPTIONS
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def failed(
+    build: Path,
+    onnxruntime: Path | str,
+    bundle: Path,
+    folder: Path,
+    options: dict[str, Any] | None = None,
+) -> str:
+    """What a request prints that is refused."""
+    requests = folder / "requests.json"
+    requests.write_text(json.dumps([{"prompts": [[5, 9, 2]], "options": options or {}}]))
+    done = subprocess.run(
+        [build / "tests" / "run_requests", bundle, requests, folder / "replies"],
+        env=SANITIZER_OPTIONS | {"HEADPORT_ORT": str(onnxruntime)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, f"{done.returncode} {done.stdout} {done.stderr}"
+    return done.stderr
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Workers of pytest-xdist share the folder of the build."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +98,19 @@ def build() -> Path:
     reason = missing()
     if reason:
         pytest.skip(reason)
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / ".lock").open("w") as lock:  # workers of pytest-xdist share the folder
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked():
         run("cmake", "-S", SOURCE, "-B", BUILD, *FLAGS)
         run("cmake", "--build", BUILD, "--parallel", "2")
     return BUILD
+
+
+@pytest.fixture(scope="session")
+def installed(build: Path) -> Path:
+    """Where the built library is installed, as its users have it."""
+    folder = build / "installed"
+    with locked():
+        run("cmake", "--install", build, "--prefix", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from headport.quantize.prune import Options as PruneOptions
 from headport.quantize.prune import prune
 from headport.runtime import Generator
 from tests.conftest import llama_config, save_model
+from tests.cpp.conftest import SANITIZER_OPTIONS
 from tests.quantize.prune.tokenizers_of import byte_level
 from tests.quantize.prune.toys import count_texts, write_bundle
 
@@ -93,7 +94,7 @@ def cpp_replies(
     requests.write_text(json.dumps([{"prompts": prompts, "options": each} for each in options]))
     done = subprocess.run(
         [build / "tests" / "run_requests", bundle, requests, replies, str(rows)],
-        env={"HEADPORT_ORT": str(onnxruntime)},
+        env=SANITIZER_OPTIONS | {"HEADPORT_ORT": str(onnxruntime)},
         capture_output=True,
         text=True,
         check=False,

@@ -155,6 +155,11 @@ void open_generator(const char* path, const headport_settings& settings,
                     hi::text("max_rows must be from 1 up and threads from 0 up, ",
                              settings.max_rows, " and ", settings.threads, " were given"));
   }
+  if (settings.reply_limit < 0) {
+    throw hi::Error(HEADPORT_REQUEST_ERROR,
+                    hi::text("reply_limit must be from 1 up, or 0 for none; ",
+                             settings.reply_limit, " was given"));
+  }
   if (settings.ignore_count > 0) require(settings.ignore, "ignore");
   std::vector<std::string> ignore;
   for (std::size_t n = 0; n < settings.ignore_count; ++n) {
@@ -171,7 +176,8 @@ void open_generator(const char* path, const headport_settings& settings,
       found.library, bundle, settings.head != nullptr ? settings.head : "lm", settings.threads);
   found.generator = std::make_unique<hi::Generator>(
       std::move(runner), std::move(ids), static_cast<std::size_t>(settings.max_rows),
-      settings.max_context > 0 ? settings.max_context : manifest.max_context);
+      settings.max_context > 0 ? settings.max_context : manifest.max_context,
+      settings.reply_limit);
 }
 
 }  // namespace

@@ -106,6 +106,9 @@ void check_refusals() {
   CHECK(made.generate({prompt}, request(13))[0].token_ids.size() == 13);
   Request cut;  // what nobody asked for is cut to the context
   CHECK(made.generate({prompt}, cut)[0].token_ids.size() == 13);
+  Generator limited(std::make_unique<test::TableRunner>(table()), IdMap(kSize), 1, 16, 5);
+  CHECK(limited.generate({prompt}, cut)[0].token_ids.size() == 5);
+  CHECK(limited.generate({prompt}, request(9))[0].token_ids.size() == 9);
   Request banned = request(2);
   for (std::int64_t id = 0; id < 41; ++id) banned.sampling.suppress_tokens.push_back(id);
   refused("all banned", HEADPORT_REQUEST_ERROR, prompt, banned);

@@ -30,7 +30,11 @@ void read_options(headport::Options& options, const json& given) {
   number("no_repeat_ngram_size", options.no_repeat_ngram_size);
   number("n", options.n);
   number("logprobs", options.logprobs);
-  if (given.contains("seed")) options.set_seed(given["seed"]);
+  if (given.contains("seed")) {  // one, or one for each prompt
+    const json& seed = given["seed"];
+    options.set_seeds(seed.is_array() ? seed.get<std::vector<std::uint64_t>>()
+                                      : std::vector<std::uint64_t>{seed.get<std::uint64_t>()});
+  }
   if (given.contains("bad_words")) options.set_bad_words(given["bad_words"]);
   if (given.contains("suppress_tokens")) options.set_suppress_tokens(given["suppress_tokens"]);
   if (given.contains("begin_suppress_tokens")) {

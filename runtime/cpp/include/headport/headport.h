@@ -73,6 +73,7 @@ typedef struct headport_settings {
   const char* head;          /* the head that tokens are chosen with */
   const char* const* ignore; /* fields of generation_config to leave out, supported or not */
   size_t ignore_count;
+  int64_t reply_limit; /* most tokens of a reply where the call names no number; 0 = none */
 } headport_settings;
 
 /* What an opened bundle is. Strings live as long as the generator. */

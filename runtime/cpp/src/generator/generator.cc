@@ -43,13 +43,14 @@ void check_prompts(const std::vector<IdSpan>& prompts, std::int64_t vocab_size) 
 }  // namespace
 
 Generator::Generator(std::unique_ptr<Runner> runner, IdMap ids, std::size_t most_rows,
-                     std::int64_t max_context)
+                     std::int64_t max_context, std::int64_t reply_limit)
     : runner_(std::move(runner)),
       ids_(std::move(ids)),
       columns_(ids_.pruned() ? Columns(ids_.ids()) : Columns(ids_.kept())),
       sampler_(columns_),
       most_rows_(most_rows),
-      max_context_(max_context) {
+      max_context_(max_context),
+      reply_limit_(reply_limit) {
   if (runner_->width() < ids_.kept()) {
     throw Error(HEADPORT_BUNDLE_ERROR, text(ids_.kept(), " logits per row expected, the head gives ",
                                             runner_->width()));
@@ -74,6 +75,7 @@ std::vector<std::size_t> Generator::limits_of(const std::vector<IdSpan>& prompts
     } else if (wanted == 0) {
       wanted = kNewTokens;
     }
+    if (!request.explicit_limit && reply_limit_ > 0) wanted = std::min(wanted, reply_limit_);
     const std::int64_t needed = request.explicit_limit ? wanted : 1;
     if (length > most || needed > most - length) {
       faults += text(faults.empty() ? "" : "; ", "prompt ", n, " has ", length, " tokens and ",

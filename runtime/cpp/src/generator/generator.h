@@ -28,10 +28,11 @@ struct Reply {
 // the request, not on what runs with it.
 class Generator {
  public:
-  // `most_rows` are worked on at once; a prompt and its reply may have `max_context` tokens.
+  // `most_rows` are worked on at once; a prompt and its reply may have `max_context` tokens, and a
+  // reply whose length nobody asked for `reply_limit`, 0 = no limit.
   // Errors: HEADPORT_BUNDLE_ERROR if the head has fewer columns than there are ids.
   Generator(std::unique_ptr<Runner> runner, IdMap ids, std::size_t most_rows,
-            std::int64_t max_context);
+            std::int64_t max_context, std::int64_t reply_limit = 0);
 
   // The replies to the first prompt, then those to the second, and so on.
   // Errors: HEADPORT_PROMPT_ERROR, HEADPORT_REQUEST_ERROR, HEADPORT_NON_FINITE_ERROR,
@@ -64,6 +65,7 @@ class Generator {
   Sampler sampler_;
   std::size_t most_rows_;
   std::int64_t max_context_;
+  std::int64_t reply_limit_;
   std::vector<float> ordered_;                  // [K], where the head has another order
   std::vector<Sequence*> running_;              // by row
   std::vector<std::int64_t> latest_;            // [rows], latest token of each

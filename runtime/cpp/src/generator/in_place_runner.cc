@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <new>
+#include <numeric>
 
 #include "error.h"
 
@@ -23,6 +25,17 @@ constexpr const char* kPresent = "present.";
 // Far above any model's, and low enough that products of a few do not overflow.
 constexpr std::int64_t kLargestDimension = std::int64_t{1} << 31;
 constexpr std::int64_t kLargestHeadDimension = std::int64_t{1} << 16;
+
+// Inputs of a step. Of the last two a graph has one: rows with their own numbers of new tokens, which
+// attention takes from ONNX Runtime 1.32 on, or positions of rows that have as many as the step.
+constexpr const char* kStep[] = {"input_ids", "seqlens_k", "total_sequence_length"};
+constexpr const char* kEither[] = {"query_seqlens", "position_ids"};
+constexpr std::uint32_t kRaggedRelease = 32;  // 1.N, the first one that knows the former
+
+template <std::size_t count>
+bool is_one_of(const std::string& name, const char* const (&names)[count]) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
 
 bool within(std::int64_t dimension, std::int64_t largest) {
   return dimension >= 1 && dimension <= largest;
@@ -56,6 +69,12 @@ const Head& head_of(const Bundle& bundle, const std::string& name) {
                 text(bundle.path().string(), ": head '", name, "' gives ", found->second.outputs,
                      ", this library needs one that gives logits; run it with the Python runtime, "
                      "or quantise without a certificate"));
+  }
+  if (found->second.transform) {
+    throw Error(HEADPORT_UNSUPPORTED,
+                text(bundle.path().string(), ": before head '", name, "' comes the graph ",
+                     *found->second.transform, ", which this library does not run; run it with the "
+                     "Python runtime"));
   }
   return found->second;
 }
@@ -107,6 +126,12 @@ InPlaceRunner::InPlaceRunner(std::shared_ptr<Library> library, const Bundle& bun
   const Head& entry = head_of(bundle, head);
   const Graph& graph = graph_of(bundle, entry.graph);
   read_ports(bundle, backbone, graph);
+  if (ragged_ && library->release() < kRaggedRelease) {
+    throw Error(HEADPORT_LIBRARY_ERROR,
+                text(bundle.path().string(), ": it was lowered for ONNX Runtime 1.", kRaggedRelease,
+                     " or newer, release ", library->version(), " was loaded; give the path of a "
+                     "newer one, or run `headport lower --onnxruntime-at-least 1.30`"));
+  }
   backbone_ = std::make_unique<Session>(library, bundle.file(backbone.file).string(),
                                         manifest.session_options, threads);
   head_ = std::make_unique<Session>(library, bundle.file(graph.file).string(),
@@ -120,9 +145,11 @@ InPlaceRunner::InPlaceRunner(std::shared_ptr<Library> library, const Bundle& bun
 void InPlaceRunner::read_ports(const Bundle& bundle, const Graph& backbone, const Graph& head) {
   const std::string where = bundle.path().string();
   for (const Port& port : backbone.inputs) {
-    const bool known = port.name == "input_ids" || port.name == "seqlens_k" ||
-                       port.name == "query_seqlens" || port.name == "total_sequence_length";
-    if (known) continue;
+    if (is_one_of(port.name, kStep)) continue;
+    if (is_one_of(port.name, kEither)) {
+      ragged_ = port.name == kEither[0];
+      continue;
+    }
     if (!starts_with(port.name, kPast)) {
       throw Error(HEADPORT_UNSUPPORTED,
                   text(where, ": this library runs backbones with keys and values alone, input ",
@@ -142,9 +169,8 @@ void InPlaceRunner::read_ports(const Bundle& bundle, const Graph& backbone, cons
     port_of(bundle, backbone.outputs, cache.present);
     caches_.push_back(std::move(cache));
   }
-  for (const char* name : {"input_ids", "seqlens_k", "query_seqlens", "total_sequence_length"}) {
-    port_of(bundle, backbone.inputs, name);
-  }
+  for (const char* name : kStep) port_of(bundle, backbone.inputs, name);
+  port_of(bundle, backbone.inputs, kEither[ragged_ ? 0 : 1]);
   const Port& hidden = port_of(bundle, backbone.outputs, "hidden_states");
   const Port& input = port_of(bundle, head.inputs, "hidden_states");
   const bool sized = !hidden.shape.empty() && within(hidden.shape.back(), kLargestDimension);
@@ -181,10 +207,11 @@ void InPlaceRunner::reserve(std::size_t rows, std::size_t capacity) {
     cache.data.reset(static_cast<char*>(std::calloc(rows, cache.row_bytes)));
     if (cache.data == nullptr) throw std::bad_alloc();
   }
-  total_sequence_length_ = static_cast<std::int32_t>(slots);
+  slots_ = static_cast<std::int32_t>(slots);
   ids_.assign(rows, 0);
   seqlens_k_.assign(rows, 0);
   query_seqlens_.assign(rows, 0);
+  position_ids_.assign(std::max(rows, kChunk), 0);
   lengths_.assign(rows, 0);
   hidden_.assign(rows * hidden_bytes_, 0);
   logits_.assign(rows * width_, 0.0f);
@@ -201,14 +228,17 @@ std::unique_ptr<Binding> InPlaceRunner::bind(std::size_t first, std::size_t coun
   const auto tokens = static_cast<std::int64_t>(length);
   binding->input("input_ids", ids, {rows, tokens}, "int64");
   binding->input("seqlens_k", seqlens_k_.data() + first, {rows}, "int32");
-  binding->input("query_seqlens", query_seqlens_.data() + first, {rows}, "int32");
+  if (ragged_) {
+    binding->input("query_seqlens", query_seqlens_.data() + first, {rows}, "int32");
+  } else {
+    binding->input("position_ids", position_ids_.data(), {rows, tokens}, "int64");
+  }
   binding->input("total_sequence_length", &total_sequence_length_, {}, "int32");
   binding->output("hidden_states", hidden,
                   {rows, tokens, static_cast<std::int64_t>(hidden_size_)}, hidden_dtype_);
   for (Cache& cache : caches_) {
     char* data = cache.data.get() + first * cache.row_bytes;
-    const std::vector<std::int64_t> shape = {rows, cache.heads, total_sequence_length_,
-                                             cache.width};
+    const std::vector<std::int64_t> shape = {rows, cache.heads, slots_, cache.width};
     binding->input(cache.past, data, shape, cache.dtype);
     binding->output(cache.present, data, shape, cache.dtype);
   }
@@ -226,6 +256,9 @@ void InPlaceRunner::begin(std::size_t row, IdSpan tokens) {
     lengths_[row] += length;
     query_seqlens_[row] = static_cast<std::int32_t>(length);
     seqlens_k_[row] = static_cast<std::int32_t>(lengths_[row] - 1);
+    std::iota(position_ids_.begin(), position_ids_.begin() + static_cast<std::ptrdiff_t>(length),
+              static_cast<std::int64_t>(start));
+    total_sequence_length_ = ragged_ ? slots_ : static_cast<std::int32_t>(lengths_[row]);
     bind(row, 1, ids.data(), length, hidden.data())->run();
   }
   std::memcpy(hidden_of(row), hidden.data() + hidden.size() - hidden_bytes_, hidden_bytes_);
@@ -234,12 +267,15 @@ void InPlaceRunner::begin(std::size_t row, IdSpan tokens) {
 void InPlaceRunner::step(const std::int64_t* tokens, std::size_t count) {
   auto& binding = steps_[count - 1];
   if (binding == nullptr) binding = bind(0, count, ids_.data(), 1, hidden_.data());
+  std::size_t longest = 0;
   for (std::size_t row = 0; row < count; ++row) {
     ids_[row] = tokens[row];
     query_seqlens_[row] = 1;
     seqlens_k_[row] = static_cast<std::int32_t>(lengths_[row]);
-    ++lengths_[row];
+    position_ids_[row] = static_cast<std::int64_t>(lengths_[row]);
+    longest = std::max(longest, ++lengths_[row]);
   }
+  total_sequence_length_ = ragged_ ? slots_ : static_cast<std::int32_t>(longest);
   binding->run();
 }
 

@@ -53,13 +53,16 @@ class InPlaceRunner final : public Runner {
   std::size_t hidden_bytes_ = 0;  // of one token
   std::string hidden_dtype_;
   std::size_t width_ = 0;
+  bool ragged_ = false;  // the backbone takes query_seqlens, else position_ids
 
   std::size_t rows_ = 0;
   std::size_t capacity_ = 0;
-  std::int32_t total_sequence_length_ = 0;
+  std::int32_t slots_ = 0;
+  std::int32_t total_sequence_length_ = 0;     // of a step: all slots, or the longest row's tokens
   std::vector<std::int64_t> ids_;              // [rows]
   std::vector<std::int32_t> seqlens_k_;        // [rows]
   std::vector<std::int32_t> query_seqlens_;    // [rows]
+  std::vector<std::int64_t> position_ids_;     // of a step, [rows] or [tokens of a chunk]
   std::vector<std::size_t> lengths_;           // [rows]
   std::vector<char> hidden_;                   // [rows, H]
   std::vector<float> logits_;                  // [rows, width]

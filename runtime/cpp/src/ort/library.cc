@@ -55,7 +55,8 @@ std::shared_ptr<Library> Library::load(const std::string& path) {
   const std::size_t dot = found->version_.find('.');
   if (dot != std::string::npos) {
     const unsigned long minor = std::strtoul(found->version_.c_str() + dot + 1, nullptr, 10);
-    if (minor > 0 && minor < newest) newest = static_cast<std::uint32_t>(minor);
+    found->release_ = static_cast<std::uint32_t>(minor);
+    if (minor > 0 && minor < newest) newest = found->release_;
   }
   for (std::uint32_t version = newest; version >= kOldestApi; --version) {
     found->api_ = base->GetApi(version);

@@ -25,6 +25,8 @@ class Library {
   const OrtApi& api() const { return *api_; }
   std::uint32_t api_version() const { return api_version_; }
   const std::string& version() const { return version_; }
+  // N of release 1.N; 0 where the name says none.
+  std::uint32_t release() const { return release_; }
   const OrtEnv* env() const { return env_; }
 
   // Frees a status of the C API; throws its message where it is one of a failure.
@@ -36,6 +38,7 @@ class Library {
   const OrtApi* api_ = nullptr;
   std::uint32_t api_version_ = 0;
   std::string version_;
+  std::uint32_t release_ = 0;
   OrtEnv* env_ = nullptr;
 };
 
