@@ -279,9 +279,15 @@ def _device_runner(
     return DeviceRunner(bundle, settings, heads)
 
 
+def _cpu_runner(bundle: Bundle, settings: SessionSettings, heads: tuple[str, ...] | None) -> Runner:
+    if any(port.name == "query_seqlens" for port in bundle.manifest.backbone.inputs):
+        return InPlaceRunner(bundle, settings, heads)
+    return DeviceRunner(bundle, settings, heads)  # lowered for an older ONNX Runtime
+
+
 _RUNNERS: dict[str, Callable[[Bundle, SessionSettings, tuple[str, ...] | None], Runner]] = {
     "portable": PortableRunner,
-    "ort-cpu": InPlaceRunner,
+    "ort-cpu": _cpu_runner,
     "ort-cuda": _device_runner,
     "tensorrt": PortableRunner,  # the files, on ONNX Runtime; a plan has a runner of its own
 }

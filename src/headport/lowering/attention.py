@@ -24,6 +24,7 @@ from headport.lowering.match import Match
 
 __all__ = [
     "CPU_KERNEL",
+    "CPU_KERNEL_1_30",
     "CUDA_KERNEL",
     "AttentionKernel",
     "attention_calls",
@@ -51,7 +52,8 @@ class AttentionKernel:
 
 
 CPU_KERNEL = AttentionKernel("CPU", (ir.DataType.FLOAT, ir.DataType.FLOAT16), True, True)
-# As in ONNX Runtime 1.31: its operator has no input `query_seqlens` yet.
+# As in ONNX Runtime 1.30 and 1.31: their operator has no input `query_seqlens` yet.
+CPU_KERNEL_1_30 = AttentionKernel("CPU", CPU_KERNEL.dtypes, False, True)
 CUDA_KERNEL = AttentionKernel(
     "CUDA", (ir.DataType.FLOAT16,), False, False, growing_dtypes=(ir.DataType.FLOAT,)
 )

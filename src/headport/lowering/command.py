@@ -22,7 +22,7 @@ from headport.lowering.match import Match, summarize
 from headport.lowering.parity import check_parity
 from headport.lowering.product_kernels import check_matrices, lower_products
 from headport.lowering.product_parity import check_product_parity
-from headport.lowering.targets import TARGETS, Target
+from headport.lowering.targets import NEWEST, Target, find_target
 from headport.lowering.tensorrt.head import computes_in_half
 from headport.lowering.tensorrt.top import add_top
 from headport.manifest import Head, Manifest
@@ -49,6 +49,13 @@ class Options(OptionRecord, frozen=True):
         int | None,
         option("tensorrt: heads also give their K best logits, with original ids", metavar="K"),
     ] = None
+    onnxruntime_at_least: Annotated[
+        str,
+        option(
+            "ort-cpu: oldest ONNX Runtime that is to load it, 1.30 or 1.32; before 1.32 attention "
+            "takes the prompts of a batch one after the other"
+        ),
+    ] = NEWEST
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -56,14 +63,12 @@ def lower(options: Options) -> Bundle:
     """Lower a bundle.
 
     Raises:
-        UsageError: If the target is unknown.
+        UsageError: If the target is unknown, or not known for that ONNX Runtime.
         LoweringError: If the bundle is lowered already or holds what the target cannot run.
         OutputError: If the output cannot be written.
         ParityError: If the lowered files do not answer like the portable ones.
     """
-    if options.target not in TARGETS:
-        raise UsageError(f"--target {options.target}: use one of {', '.join(TARGETS)}")
-    target = TARGETS[options.target]
+    target = find_target(options.target, options.onnxruntime_at_least)
     refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
     if source.manifest.target != "portable":
@@ -111,6 +116,8 @@ def lower(options: Options) -> Bundle:
         }
         chosen: dict[str, Any] = {"target": target.name}
         chosen |= {"top_k": options.top_k} if options.top_k is not None else {}
+        if options.onnxruntime_at_least != NEWEST:
+            chosen["onnxruntime_at_least"] = options.onnxruntime_at_least
         return draft.commit(add_stage(manifest, "lower", chosen, report))
 
 
@@ -209,9 +216,11 @@ def _lines(bundle: Bundle, report: dict[str, Any]) -> Iterable[str]:
         f"max |Δlogit| {parity['max_abs_logit_error']:.2g}"
     )
     if report["unproved_on"]:
+        prover = "`headport gpu-check`"
+        if report["unproved_on"].startswith("ONNX Runtime"):
+            prover = "it has run there"
         yield (
-            f"checked on {report['checked_on']}, unproved on {report['unproved_on']} until "
-            f"`headport gpu-check`"
+            f"checked on {report['checked_on']}, unproved on {report['unproved_on']} until {prover}"
         )
     for name, head in parity["heads"].items():
         yield (

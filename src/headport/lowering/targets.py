@@ -11,9 +11,10 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from headport.cache_ports import cache_slots
-from headport.errors import LoweringError
+from headport.errors import LoweringError, UsageError
 from headport.lowering.attention import (
     CPU_KERNEL,
+    CPU_KERNEL_1_30,
     CUDA_KERNEL,
     AttentionKernel,
     attention_calls,
@@ -41,7 +42,7 @@ from headport.lowering.tensorrt import attention as tensorrt_attention
 from headport.lowering.tensorrt import head as tensorrt_head
 from headport.manifest import Head
 
-__all__ = ["TARGETS", "Sized", "Target"]
+__all__ = ["NEWEST", "TARGETS", "Sized", "Target", "find_target"]
 
 
 # Its own passes say what they replace; of this only that no cache is changed in place.
@@ -100,7 +101,12 @@ def _keep_attention(model: ir.Model) -> list[Match]:
     ]
 
 
-def _refuse_unproved(model: ir.Model, where: str = "CUDA") -> list[Match]:
+_PORTABLE_ON_CUDA = "run the portable bundle with --provider cuda --cpu-fallback instead"
+
+
+def _refuse_unproved(
+    model: ir.Model, where: str = "CUDA", instead: str = _PORTABLE_ON_CUDA
+) -> list[Match]:
     """Refuse what no kernel of the target is known to compute."""
     found = sorted(
         {
@@ -111,8 +117,8 @@ def _refuse_unproved(model: ir.Model, where: str = "CUDA") -> list[Match]:
     )
     if found:
         raise LoweringError(
-            f"the backbone calls {', '.join(found)}, which have no proved form on {where}; run the "
-            "portable bundle with --provider cuda --cpu-fallback instead"
+            f"the backbone calls {', '.join(found)}, which have no proved form on {where}; "
+            f"{instead}"
         )
     return []
 
@@ -176,3 +182,49 @@ TARGETS = {
         unproved="TensorRT",
     ),
 }
+
+NEWEST = "1.32"  # ONNX Runtime that TARGETS are written for
+
+# Targets for an older ONNX Runtime than that, by the oldest one that loads what they write.
+_OLDER = {
+    ("ort-cpu", "1.30"): Target(
+        name="ort-cpu",
+        kernel=CPU_KERNEL_1_30,
+        backbone=(
+            partial(
+                _refuse_unproved,
+                where="ONNX Runtime 1.30",
+                instead=f"lower it for {NEWEST}",
+            ),
+            partial(add_step_inputs, inputs=UNIFORM_STEP),
+            lower_positions,
+            partial(lower_attention, kernel=CPU_KERNEL_1_30),
+            straighten,
+            fuse_skip_norms,
+            _remove_unused,
+            drop_growing_inputs,
+        ),
+        packing=(pack_siblings, pack_qkv),
+        head=(lower_head,),
+        unproved="ONNX Runtime 1.30",
+    ),
+}
+
+
+def find_target(name: str, onnxruntime: str = NEWEST) -> Target:
+    """The target of this name whose graphs an ONNX Runtime of at least this release loads.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if name not in TARGETS:
+        raise UsageError(f"--target {name}: use one of {', '.join(TARGETS)}")
+    if onnxruntime == NEWEST:
+        return TARGETS[name]
+    if (name, onnxruntime) not in _OLDER:
+        known = ", ".join(f"{release} for {target}" for target, release in _OLDER)
+        raise UsageError(
+            f"--onnxruntime-at-least {onnxruntime}: {NEWEST} was expected, or {known}; "
+            f"--target {name} was given"
+        )
+    return _OLDER[name, onnxruntime]

@@ -114,9 +114,18 @@ def _bundle_faults(manifest: Manifest) -> Iterator[str]:
         yield f"it keeps states of recurrent layers ({kinds}), which neither runtime has"
     if not ports:
         yield "its backbone has no cache"
+    if manifest.target == "ort-cpu" and not _takes_ragged_rows(manifest):
+        yield (
+            "it is lowered for ONNX Runtime 1.30, whose attention takes rows of one length only; "
+            "lower it for 1.32, or merge the portable bundle"
+        )
     for name, head in heads.items():
         if head.outputs == "candidates" and head.candidates is None:
             yield f"head {name} gives candidates and names no graph that gives all logits"
+
+
+def _takes_ragged_rows(manifest: Manifest) -> bool:
+    return any(port.name == "query_seqlens" for port in manifest.backbone.inputs)
 
 
 def _genai_faults(manifest: Manifest) -> Iterator[str]:
