@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,3 +65,33 @@ def test_missing_cuda_libraries_are_explained(monkeypatch: pytest.MonkeyPatch) -
     gpu = Gpu(name="Card", compute_capability="9.0", memory_bytes=1)
     monkeypatch.setattr(doctor, "probe_gpu", lambda: GpuProbe("13.0", (gpu,), None))
     assert "[ok] NVIDIA driver: Card (9.0); it serves CUDA 13.0" in doctor.diagnose().text()
+
+
+def test_two_builds_beside_each_other(tmp_path: Path) -> None:
+    """As pip leaves them: two distributions, one folder with the libraries of both."""
+    for name, version in (("onnxruntime", "1.32.0"), ("onnxruntime_gpu", "1.31.1")):
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        )
+        capi = tmp_path / "onnxruntime" / "capi"
+        capi.mkdir(parents=True, exist_ok=True)
+        (capi / f"libonnxruntime.so.{version}").touch()
+    (tmp_path / "onnxruntime" / "__init__.py").touch()  # hollow, as after pip uninstall
+    found = subprocess.run(
+        [sys.executable, "-m", "headport", "doctor"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert "[FAIL] one build of ONNX Runtime: onnxruntime and onnxruntime-gpu" in found.stdout
+    assert "uninstall both, then install headport[cpu] or headport[gpu]" in found.stdout
+    assert (
+        "[FAIL] one ONNX Runtime library in the package: "
+        "libonnxruntime.so.1.31.1, libonnxruntime.so.1.32.0" in found.stdout
+    )
+    assert "[FAIL] onnxruntime loads: the onnxruntime package is hollow" in found.stdout
+    assert "Traceback" not in found.stderr

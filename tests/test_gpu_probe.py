@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from headport import gpu_probe
-from headport.gpu_probe import library_packages, load_library, needed_libraries, probe_gpu
+from headport.gpu_probe import (
+    absent_libraries,
+    library_packages,
+    load_library,
+    needed_libraries,
+    probe_gpu,
+)
 
 
 class _Driver:
@@ -151,3 +157,22 @@ def test_libraries_of_nvidias_packages_are_found(
     assert load_library("libcudart.so.99")
     assert tried == ["libcudart.so.99", str(folder / "libcudart.so.99")]
     assert not load_library("libcublas.so.99")
+
+
+def test_another_version_of_a_missing_library_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt_cu13_libs").mkdir()
+    (tmp_path / "tensorrt_cu13_libs" / "libnvinfer.so.11").touch()
+    monkeypatch.setattr(gpu_probe.sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(gpu_probe, "load_library", lambda name: name == "libcudart.so.13")
+    found = {"cudnn": "libcudnn.so.8"}
+    monkeypatch.setattr(gpu_probe, "find_library", found.get)
+    needed = ("libnvinfer.so.10", "libcudnn.so.9", "libcudart.so.13", "libcublas.so.13")
+    assert absent_libraries(needed) == {
+        "libnvinfer.so.10": "pip install tensorrt==10.*; libnvinfer.so.11 is here, but of another "
+        "version",
+        "libcudnn.so.9": "pip install nvidia-cudnn-cu13; libcudnn.so.8 is here, but of another "
+        "version",
+        "libcublas.so.13": "pip install nvidia-cublas",
+    }

@@ -237,6 +237,26 @@ def test_accepted_operators_on_the_cpu_are_shown(
     assert "m.onnx: on the CPU, not on CUDAExecutionProvider: 1 × Range" in shown
 
 
+def test_a_provider_that_is_not_here_gives_way_only_where_that_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _gpu_library(monkeypatch, [])
+    monkeypatch.setattr(session, "probe_gpu", lambda: GpuProbe(None, (), "there is none"))
+    strict = SessionSettings(provider="cuda").for_target("portable")
+    with pytest.raises(UsageError, match="CUDAExecutionProvider needs a GPU: there is none"):
+        open_session(Path("m.onnx"), {}, strict)
+    assert "".join(capsys.readouterr()) == ""
+    for asked in (SessionSettings(cpu_fallback=True), SessionSettings(0, "cuda", True)):
+        found = asked.for_target("ort-cuda")
+        assert found.provider == "CPUExecutionProvider"
+        shown = "".join(capsys.readouterr())
+        assert "needs a GPU: there is none; everything runs on the CPU instead" in shown
+        assert found.for_target("ort-cuda") == found
+        assert "".join(capsys.readouterr()) == "", "it is said once"
+    monkeypatch.setattr(session, "probe_gpu", lambda: GpuProbe("13.0", (), None))
+    assert asked.for_target("ort-cuda").provider == "CUDAExecutionProvider"
+
+
 def test_what_a_provider_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     _gpu_library(monkeypatch, [])
     cuda = PROVIDERS["cuda"]

@@ -10,6 +10,7 @@ import ctypes
 import re
 import struct
 import sys
+from ctypes.util import find_library
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 __all__ = [
     "Gpu",
     "GpuProbe",
+    "absent_libraries",
     "library_packages",
     "load_library",
     "needed_libraries",
@@ -133,6 +135,25 @@ def _package(library: str, cuda: int) -> str:
             return f"pip install {package.format(cuda)}"
         return f"pip install {package.format(f'-cu{cuda}' if cuda <= _SUFFIXED_CUDA else '')}"
     return "not known to headport"
+
+
+def absent_libraries(libraries: tuple[str, ...]) -> dict[str, str]:
+    """Libraries that do not load → what brings each, and which other version of it is here."""
+    sources = library_packages(libraries)
+    missing = [name for name in libraries if not load_library(name)]
+    return {name: sources[name] + _instead(name) for name in missing}
+
+
+def _instead(library: str) -> str:
+    stem = library.split(".so.", maxsplit=1)[0]
+    places = (f"nvidia/*/lib/{stem}.so.*", f"tensorrt*libs/{stem}.so.*")
+    found = {
+        file.name for entry in sys.path for pattern in places for file in Path(entry).glob(pattern)
+    }
+    if (installed := find_library(stem.removeprefix("lib"))) is not None:
+        found.add(installed)
+    others = sorted(found - {library})
+    return f"; {', '.join(others)} is here, but of another version" if others else ""
 
 
 _DYNAMIC, _NEEDED = 6, 1  # section type SHT_DYNAMIC, tag DT_NEEDED

@@ -24,7 +24,7 @@ AUTO = "auto"  # the provider that the bundle's target was lowered for
 # As options of every verb that runs a bundle.
 ProviderChoice = Literal["auto", "cpu", "cuda"]
 PROVIDER_HELP = "where it runs; auto is what the bundle was lowered for"
-FALLBACK_HELP = "let operators that the provider lacks run on the CPU; else that is an error"
+FALLBACK_HELP = "let the CPU run what the provider lacks, or all if it is not here; else an error"
 
 
 @dataclass(frozen=True)

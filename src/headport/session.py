@@ -20,7 +20,7 @@ import numpy.typing as npt
 from headport.binding import Binding, DeviceArray
 from headport.errors import BundleError, UsageError
 from headport.freed_memory import keep_freed_memory
-from headport.gpu_probe import library_packages, load_library, needed_libraries, probe_gpu
+from headport.gpu_probe import absent_libraries, load_library, needed_libraries, probe_gpu
 from headport.progress import say
 from headport.providers import AUTO, PROVIDERS, Provider, find_provider, provider_of_target
 
@@ -51,7 +51,7 @@ class SessionSettings:
 
     threads: int = 0  # intra-op threads; 0 = as many as this process may use CPUs
     provider: str = AUTO  # a key or a name of `headport.providers`; auto = what the target is for
-    cpu_fallback: bool = False  # operators the provider lacks run on the CPU; else they are refused
+    cpu_fallback: bool = False  # what the provider cannot do runs on the CPU; else it is refused
     capture: bool = False  # record a decode step once as a CUDA graph and replay it
 
     def __post_init__(self) -> None:
@@ -64,11 +64,20 @@ class SessionSettings:
     def for_target(self, target: str) -> SessionSettings:
         """The same with the provider's own name in place of `auto`.
 
+        With `cpu_fallback` a provider that does not work here gives way to the CPU, and the
+        terminal says why.
+
         Raises:
             UsageError: If there is no provider of that name.
         """
         auto = self.provider == AUTO
         found = provider_of_target(target) if auto else find_provider(self.provider)
+        if self.cpu_fallback and found.library is not None:
+            try:
+                check_provider(found)
+            except UsageError as fault:
+                say(f"{fault}; everything runs on the CPU instead (--cpu-fallback)")
+                found = PROVIDERS["cpu"]
         return replace(self, provider=found.name)
 
 
@@ -289,9 +298,7 @@ def missing_libraries(provider: Provider) -> dict[str, str]:
     folder = _library_folder()
     if provider.library is None or folder is None or not (folder / provider.library).is_file():
         return {}
-    needed = needed_libraries(folder / provider.library)
-    sources = library_packages(needed)
-    missing = {name: sources[name] for name in needed if not load_library(name)}
+    missing = absent_libraries(needed_libraries(folder / provider.library))
     for name in provider.optional:
         load_library(name)
     return missing
