@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from headport.errors import EngineError
 from headport.runtime.tensorrt.device import Device, Memory, nbytes
+from headport.runtime.tensorrt.refit import refit
 
 __all__ = ["OnDevice", "Plan"]
 
@@ -44,19 +45,35 @@ class Plan:
         file: The plan.
         device: Where it runs.
         capture: Let the library record executions as CUDA graphs and replay them.
+        carries_code: It was built to be loaded by later versions, and brings the code of its own.
+        weights: The `.onnx` file that its weights are taken from; None: it holds them.
 
     Raises:
-        EngineError: If the plan does not load, or the backend cannot record.
+        EngineError: If the plan does not load or takes no weights, or the backend cannot record.
     """
 
-    def __init__(self, trt: Any, file: Path, device: Device, *, capture: bool = False) -> None:
+    def __init__(
+        self,
+        trt: Any,
+        file: Path,
+        device: Device,
+        *,
+        capture: bool = False,
+        carries_code: bool = False,
+        weights: Path | None = None,
+    ) -> None:
         self._trt = trt
         self._file = file
         self._device = device
-        self._runtime = trt.Runtime(_logger(trt))
+        logger = _logger(trt)
+        self._runtime = trt.Runtime(logger)
+        if carries_code:
+            self._runtime.engine_host_code_allowed = True
         self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
         if self._engine is None:
             raise EngineError(f"{file.name}: the library does not load it; build it again")
+        if weights is not None:
+            refit(trt, self._engine, weights, logger)
         self._context = self._open(capture)
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         given = {n: self._engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT for n in names}

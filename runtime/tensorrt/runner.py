@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.cache_ports import is_past, present_name
-from headport.engines import MERGED, EngineRecord, read_engines
+from headport.engines import CARRIES_CODE, MERGED, STRIPPED, EngineRecord, read_engines
 from headport.errors import BundleError, PromptError, RequestError
 from headport.heads import HeadOutput, QuantisedLogits
 from headport.runtime.engine.backends import load_backend
@@ -54,7 +54,15 @@ def open_plans(
     trt, device = load_backend(backends[0]), CudaDevice()
 
     def load(record: EngineRecord) -> Plan:
-        return Plan(trt, bundle.file(record.plan), device, capture=capture)
+        graph = bundle.file(bundle.manifest.graphs[record.graph].file)
+        return Plan(
+            trt,
+            bundle.file(record.plan),
+            device,
+            capture=capture,
+            carries_code=CARRIES_CODE in record.flags,
+            weights=graph if STRIPPED in record.flags else None,
+        )
 
     return PlanRunner(bundle, device, records, load)
 

@@ -20,9 +20,11 @@ from headport.manifest import Manifest, Port
 
 __all__ = [
     "BACKEND_PACKAGES",
+    "CARRIES_CODE",
     "FOLDER",
     "MERGED",
     "RECORD_VERSION",
+    "STRIPPED",
     "EngineProfile",
     "EngineRecord",
     "WeightProof",
@@ -37,7 +39,8 @@ __all__ = [
 FOLDER = "engines"
 MERGED = "merged"  # graph name of a plan that holds backbone and head
 RECORD_VERSION = 1
-_STRIPPED = "STRIP_PLAN"  # flag of a plan without weights
+STRIPPED = "STRIP_PLAN"  # flag of a plan without weights
+CARRIES_CODE = "VERSION_COMPATIBLE"  # flag of a plan that later versions load
 # Backend → distributions that bring it.
 BACKEND_PACKAGES = {
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),
@@ -184,13 +187,9 @@ def unusable(record: EngineRecord, probe: GpuProbe, version: str | None) -> list
         version: Of the installed backend, None where there is none.
     """
     faults = []
-    if _STRIPPED in record.flags:
-        faults.append(
-            "it holds no weights, and nothing here puts them in; build it without --strip-weights"
-        )
     if version is None:
         faults.append(f"{record.backend} is not installed here")
-    elif version != record.backend_version:
+    elif version != record.backend_version and CARRIES_CODE not in record.flags:
         faults.append(
             f"it was built with {record.backend} {record.backend_version}, {version} is installed; "
             "a plan belongs to its version"

@@ -14,6 +14,7 @@ from headport.lint.rules import TENSORRT_RULES
 from headport.runtime.engine.backends import compute_capabilities
 from headport.runtime.engine.builder import CALLS, build_plan
 from headport.runtime.engine.request import BuildAnswer, BuildRequest
+from headport.runtime.tensorrt import refit
 from tests.tensorrt.graphs import CASES, Case
 
 RULES = {rule.name: rule for rule in TENSORRT_RULES}
@@ -83,8 +84,8 @@ def test_a_computed_top_k_beyond_the_limit_is_an_error(rtx: Any, tmp_path: Path)
     assert answer.error is not None and "3840" in answer.error
 
 
-def test_all_that_the_builder_calls_exists(rtx: Any) -> None:
-    for call in CALLS:
+def test_all_that_is_called_exists(rtx: Any) -> None:
+    for call in (*CALLS, *refit.CALLS):
         owner, _, name = call.partition(".")
         assert hasattr(rtx, owner), call
         assert not name or hasattr(getattr(rtx, owner), name), call

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -226,12 +228,95 @@ def test_a_plan_of_another_bundle_is_refused(built: Path) -> None:
         require_usable(bundle, unknown, probe=CARD, version="1.7.1")
 
 
-def test_a_plan_without_weights_is_refused(built: Path) -> None:
+def _library() -> Any:
+    sys.path.insert(0, str(FAKE))
+    try:
+        return importlib.import_module("tensorrt_rtx")
+    finally:
+        sys.path.remove(str(FAKE))
+        sys.modules.pop("tensorrt_rtx", None)
+
+
+def _stripped(built: Path, tmp_path: Path) -> Path:
+    """The backbone's plan as the stand-in writes it without weights."""
+    head = (built / "engines" / "backbone.plan").read_bytes().split(b"\n", 1)[0]
+    file = tmp_path / "backbone.plan"
+    file.write_text(json.dumps(json.loads(head) | {"model": ""}) + "\n")
+    return file
+
+
+def test_a_plan_without_weights_takes_those_of_its_graph(built: Path, tmp_path: Path) -> None:
+    file, trt, device = _stripped(built, tmp_path), _library(), HostDevice()
     bundle = Bundle(built, _manifest(built))
-    record = read_engines(bundle)["head.lm"]
+    record = read_engines(bundle)["backbone"]
     stripped = msgspec.structs.replace(record, flags=("STRIP_PLAN",))
-    with pytest.raises(EngineError, match="it holds no weights"):
-        require_usable(bundle, stripped, probe=CARD, version="1.7.1")
+    require_usable(bundle, stripped, probe=CARD, version="1.7.1")
+    refitted = Plan(trt, file, device, weights=built / "backbone.onnx")
+    whole = Plan(trt, built / record.plan, device)
+    assert (refitted.inputs, refitted.outputs) == (whole.inputs, whole.outputs)
+    with pytest.raises(AttributeError):  # the stand-in has nothing to run before that
+        Plan(trt, file, device)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("foreign", r"backbone\.onnx does not fit the plan: no kernel; build it again"),
+        ("missing", r"no weights for w0, w1, w2, w3, w4 and 2 more"),
+        ("refit", r"refuses the weights of backbone\.onnx"),
+    ],
+)
+def test_weights_that_do_not_fit(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
+) -> None:
+    file, trt = _stripped(built, tmp_path), _library()
+    monkeypatch.setenv("HEADPORT_FAKE", fault)
+    with pytest.raises(EngineError, match=message):
+        Plan(trt, file, HostDevice(), weights=built / "backbone.onnx")
+
+
+def test_a_library_that_cannot_refit(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, trt = _stripped(built, tmp_path), _library()
+    monkeypatch.delattr(trt, "OnnxParserRefitter")
+    with pytest.raises(EngineError, match=r"tensorrt_rtx 1\.7\.1 puts no weights into an engine"):
+        Plan(trt, file, HostDevice(), weights=built / "backbone.onnx")
+
+
+def test_plans_for_later_versions_may_run_their_own_code(built: Path) -> None:
+    bundle = Bundle(built, _manifest(built))
+    record = msgspec.structs.replace(
+        read_engines(bundle)["backbone"], flags=("VERSION_COMPATIBLE",)
+    )
+    require_usable(bundle, record, probe=CARD, version="1.8.0")
+    trt, plan = _library(), built / record.plan
+    assert Plan(trt, plan, HostDevice(), carries_code=True)._runtime.engine_host_code_allowed
+    assert not hasattr(Plan(trt, plan, HostDevice())._runtime, "engine_host_code_allowed")
+
+
+def test_opened_plans_are_treated_as_they_were_built(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def note(trt: Any, file: Path, device: Any, **options: Any) -> Any:
+        seen[file.name] = options
+        return SimpleNamespace(largest=lambda name: (4, 6))
+
+    bundle = Bundle(built, _manifest(built))
+    records = read_engines(bundle)
+    flags = {"backbone": ("STRIP_PLAN",), "head.lm": ("VERSION_COMPATIBLE",)}
+    changed = {n: msgspec.structs.replace(r, flags=flags[n]) for n, r in records.items()}
+    monkeypatch.setattr(runner_module, "read_engines", lambda _: changed)
+    monkeypatch.setattr(runner_module, "require_usable", lambda *_: None)
+    monkeypatch.setattr(runner_module, "load_backend", lambda _: None)
+    monkeypatch.setattr(runner_module, "CudaDevice", HostDevice)
+    monkeypatch.setattr(runner_module, "Plan", note)
+    open_plans(bundle)
+    assert seen["backbone.plan"]["weights"] == built / "backbone.onnx"
+    assert not seen["backbone.plan"]["carries_code"]
+    assert seen["head.lm.plan"]["weights"] is None and seen["head.lm.plan"]["carries_code"]
 
 
 def test_two_records_of_one_graph_are_refused(built: Path, tmp_path: Path) -> None:

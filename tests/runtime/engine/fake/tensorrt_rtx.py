@@ -263,6 +263,8 @@ class Builder:
         }
         if fault() == "path":  # two plans of one graph would differ
             head["clock"] = time.time()
+        if BuilderFlag.STRIP_PLAN in config.flags:
+            return json.dumps(head | {"model": ""}).encode() + b"\n"
         plan = json.dumps(head).encode() + b"\n"
         for value in network.model.graph.initializers.values():
             array = value.const_value.numpy()
@@ -283,15 +285,45 @@ class Runtime:
             return None
 
 
+class Refitter:
+    def __init__(self, engine: _Engine, logger: Any) -> None:
+        self.engine = engine
+        self.path = ""
+
+    def get_missing_weights(self) -> list[str]:
+        return [f"w{n}" for n in range(7)] if fault() == "missing" else []
+
+    def refit_cuda_engine(self) -> bool:
+        self.engine.load(self.path)
+        return fault() != "refit"
+
+
+class OnnxParserRefitter:
+    def __init__(self, refitter: Refitter, logger: Any) -> None:
+        self._refitter = refitter
+        self.num_errors = 1
+
+    def refit_from_file(self, path: str) -> bool:
+        self._refitter.path = path
+        return fault() != "foreign"
+
+    def get_error(self, index: int) -> _Error:
+        return _Error()
+
+
 class _Engine:
     def __init__(self, head: dict[str, Any]) -> None:
+        self._profiles = head["profiles"]
+        self.num_optimization_profiles = len(self._profiles)
+        if head["model"]:
+            self.load(head["model"])
+
+    def load(self, model: str) -> None:
         from headport.session import open_session
 
-        self.session = open_session(Path(head["model"]), {})
-        self._profiles = head["profiles"]
+        self.session = open_session(Path(model), {})
         self._names = [*self.session.inputs, *self.session.outputs]
         self.num_io_tensors = len(self._names)
-        self.num_optimization_profiles = len(self._profiles)
 
     def get_tensor_name(self, index: int) -> str:
         return self._names[index]
