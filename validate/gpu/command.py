@@ -24,6 +24,12 @@ from headport.validate.gpu.hardware import (
 )
 from headport.validate.gpu.markdown import render_markdown, render_terminal
 from headport.validate.gpu.numerics import check_greedy, check_parity, check_selftest
+from headport.validate.gpu.plans import (
+    check_build,
+    check_refit,
+    check_timing_cache,
+    check_version_compatible,
+)
 from headport.validate.gpu.report import (
     GPU_REPORT_SCHEMA_VERSION,
     GpuReport,
@@ -47,6 +53,15 @@ STEPS = (
     Step("cuda-graph", "recorded decode steps", check_capture, ("provider",)),
     Step("tensorrt-provider", "ONNX Runtime's TensorRT", check_tensorrt_provider, ("driver",)),
     Step("tensorrt-plans", "the bundle's engines", check_tensorrt_plans, ("driver",)),
+    Step("tensorrt-build", "plans built here", check_build, ("driver",)),
+    Step("tensorrt-timing-cache", "timings kept", check_timing_cache, ("tensorrt-build",)),
+    Step(
+        "tensorrt-version-compatible",
+        "plans for later versions",
+        check_version_compatible,
+        ("tensorrt-build",),
+    ),
+    Step("tensorrt-refit", "plans without weights", check_refit, ("tensorrt-build",)),
 )
 
 
@@ -84,6 +99,7 @@ def gpu_check(options: Options) -> GpuReport:
     check_least(options, {"max_tokens": 0, "batch_size": 1})
     pages = _pages(options)
     bundle = Bundle.open(options.bundle)
+    bundle.require_decoder_only("a check on a GPU", "run it on the CPU")
     settings = SessionSettings(provider="cuda", cpu_fallback=options.cpu_fallback)
     context = Context(options, bundle, settings)
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from headport.engines import read_engines
-from headport.gpu_probe import library_packages, load_library, needed_libraries, probe_gpu
+from headport.gpu_probe import absent_libraries, needed_libraries, probe_gpu
 from headport.providers import PROVIDERS
 from headport.runner import open_runner
 from headport.selftest import run_selftest
@@ -53,19 +53,19 @@ def check_placement(context: Context) -> Finding:
 
 
 def check_tensorrt_provider(context: Context) -> Finding:
-    """ONNX Runtime's TensorRT provider can be loaded."""
+    """ONNX Runtime's own TensorRT provider finds its libraries; headport does not run on it."""
     del context
     spec = find_spec("onnxruntime")
     file = Path(spec.origin).parent / "capi" / _TENSORRT if spec and spec.origin else None
     if file is None or not file.is_file():
         raise Unproven("this ONNX Runtime build has no TensorRT provider")
-    needed = needed_libraries(file)
-    sources = library_packages(needed)
-    missing = [name for name in needed if not load_library(name)]
+    missing = absent_libraries(needed_libraries(file))
     if missing:
-        listed = ", ".join(f"{name} ({sources[name]})" for name in missing)
+        listed = ", ".join(f"{name} ({source})" for name, source in missing.items())
         raise Unproven(f"its libraries are not here: {listed}")
-    raise Unproven("its libraries are here, but headport lowers nothing to TensorRT yet")
+    raise Unproven(
+        "its libraries are here, but headport runs TensorRT through plans (step tensorrt-build)"
+    )
 
 
 def check_tensorrt_plans(context: Context) -> Finding:

@@ -14,7 +14,7 @@ from headport.runner import Runner, open_runner
 from headport.validate.gpu.memory import used_memory
 from headport.validate.gpu.steps import Context, Finding, Unproven
 
-__all__ = ["check_capture", "judge_capture", "measure_latency"]
+__all__ = ["check_capture", "decode_times", "judge_capture", "measure_latency"]
 
 Float32 = npt.NDArray[np.float32]
 
@@ -28,7 +28,7 @@ def measure_latency(context: Context) -> Finding:
     runner, manifest = context.found["runner"], context.bundle.manifest
     figures: dict[str, Any] = {}
     for batch in _BATCHES:
-        figures[f"batch_{batch}"] = {"decode_ms": _decode(runner, manifest, batch)}
+        figures[f"batch_{batch}"] = {"decode_ms": decode_times(runner, manifest, batch)}
     figures["prefill_ms"] = _prefill(runner, manifest)
     figures["used_bytes"] = used_memory()
     rows = ", ".join(
@@ -40,7 +40,8 @@ def measure_latency(context: Context) -> Finding:
     return Finding("measured", text, figures)
 
 
-def _decode(runner: Runner, manifest: Any, batch: int) -> dict[str, float]:
+def decode_times(runner: Runner, manifest: Any, batch: int) -> dict[str, float]:
+    """Milliseconds per decode step, logits fetched: median, and percentiles 10 and 90."""
     room = min(_PROMPT + _WARM_UP + _TIMED, manifest.model.max_context)
     prompt = max(1, room - _WARM_UP - _TIMED)
     ids = _ids(manifest, batch, prompt)
@@ -93,7 +94,7 @@ def check_capture(context: Context) -> Finding:
     recorded = open_runner(context.bundle, replace(context.settings, capture=True))
     expected, found = (_rows(runner, manifest) for runner in (plain, recorded))
     times = {
-        name: _decode(runner, manifest, 1)["median"]
+        name: decode_times(runner, manifest, 1)["median"]
         for name, runner in (("plain_ms", plain), ("recorded_ms", recorded))
     }
     assert manifest.selftest is not None
