@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from headport.errors import UsageError
+from headport.errors import RequestError, UsageError
 
 __all__ = ["ServiceLimits"]
 
@@ -26,3 +28,22 @@ class ServiceLimits:
         faults = [f"{name}={value}" for name, value in vars(self).items() if not value > 0]
         if faults:
             raise UsageError(f"limits must be above 0: {', '.join(faults)} was given")
+
+    def check(self, prompts: int, options: Mapping[str, Any]) -> None:
+        """Hold one request against them.
+
+        Args:
+            prompts: How many it has.
+            options: What it asks for, `n` among it; wrong values are the generator's to refuse.
+
+        Raises:
+            RequestError: Naming every limit that it exceeds.
+        """
+        n, wanted = options["n"], options.get("max_new_tokens", 1)
+        faults = []
+        if isinstance(n, int) and prompts * n > self.replies:
+            faults.append(f"{prompts} prompts times n={n} exceed {self.replies} replies")
+        if isinstance(wanted, int) and wanted > self.new_tokens:
+            faults.append(f"{wanted} tokens exceed {self.new_tokens} per reply")
+        if faults:
+            raise RequestError(f"this service's limits: {'; '.join(faults)}")

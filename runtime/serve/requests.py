@@ -108,7 +108,7 @@ def _read(
     if (asked := logprobs(fields)) is not None:
         options["logprobs"] = asked
     found = prompts(fields)
-    _check_limits(found, {"n": default_n} | options, limits)
+    limits.check(len(found), {"n": default_n} | options)
     return Asked(
         model=flags.model,
         prompts=found,
@@ -117,19 +117,6 @@ def _read(
         usage_chunk=bool(flags.stream_options and flags.stream_options.include_usage),
         token_ids=bool(flags.return_token_ids),
     )
-
-
-def _check_limits(
-    prompts: Sequence[Prompt], options: Mapping[str, Any], limits: ServiceLimits
-) -> None:
-    n, wanted = options["n"], options.get("max_new_tokens", 1)
-    faults = []
-    if isinstance(n, int) and len(prompts) * n > limits.replies:
-        faults.append(f"{len(prompts)} prompts times n={n} exceed {limits.replies} replies")
-    if isinstance(wanted, int) and wanted > limits.new_tokens:
-        faults.append(f"{wanted} tokens exceed {limits.new_tokens} per reply")
-    if faults:
-        raise RequestError(f"this service's limits: {'; '.join(faults)}")
 
 
 def _whole_logprobs(fields: Mapping[str, Any]) -> int | None:

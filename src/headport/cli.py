@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gpu-check": ("headport.validate.gpu.command", "Check on a GPU what only a GPU can show."),
     "generate": ("headport.runtime.command", "Generate text from a bundle, streaming."),
     "serve": ("headport.runtime.serve.command", "Serve a bundle over HTTP, as the OpenAI API."),
+    "triton": ("headport.runtime.triton.command", "Write a bundle as models for NVIDIA's Triton."),
     "inspect": ("headport.inspection", "Say what a bundle is and whether it is intact."),
     "doctor": ("headport.doctor", "Check the installation of this machine."),
 }
