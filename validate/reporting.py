@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import UsageError
 from headport.validate.markdown import render_markdown
 from headport.validate.reading import read_report
+from headport.validate.recipes import check_same_model, read_sweep
 from headport.validate.report import Report
 from headport.validate.terminal import render_terminal
 from headport.validate.views.github import append_summary, workflow_commands
@@ -42,6 +44,10 @@ class Options(OptionRecord, frozen=True):
             metavar="FILE",
         ),
     ] = ()
+    sweep: Annotated[
+        Path | None,
+        option("what `headport sweep --report F.json` wrote, to be shown in HTML", metavar="FILE"),
+    ] = None
     github: Annotated[
         bool,
         option("annotations on stdout, and a summary in the file that GITHUB_STEP_SUMMARY names"),
@@ -55,14 +61,25 @@ def _check(options: Options) -> None:
             raise UsageError(
                 f"--output: a file that ends in {', '.join(FORMATS)} was expected, {file} given"
             )
+    if options.sweep is not None and not any(_is_page(file) for file in options.output):
+        raise UsageError("--sweep has no effect without a page: give --output FILE.html")
     check_text_files(options.output, force=options.force)
+
+
+def _is_page(file: Path) -> bool:
+    return file.suffix.lower() == ".html"
 
 
 def run(options: Options) -> Outcome:
     """Write what was asked for, or show the report; exit 0 whatever its verdict is."""
     _check(options)
     report = read_report(options.report)
-    files = {file: FORMATS[file.suffix.lower()](report) for file in options.output}
+    pages = FORMATS
+    if options.sweep is not None:
+        sweep = read_sweep(options.sweep)
+        check_same_model(sweep, report)
+        pages = FORMATS | {".html": partial(render_page, sweep=sweep)}
+    files = {file: pages[file.suffix.lower()](report) for file in options.output}
     write_text(files, force=options.force)
     text = "\n".join(map(str, options.output)) or render_terminal(report)
     if options.github:

@@ -39,7 +39,7 @@ def test_without_output_it_is_shown(file: Path, capsys: pytest.CaptureFixture[st
     assert out.startswith("FAILED: ") and "What to do next" in out
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_old_reports_become_every_form(version: int, tmp_path: Path) -> None:
     outputs = [tmp_path / f"old{ending}" for ending in FORMATS]
     source = OLD / f"version-{version}.json"

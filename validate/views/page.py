@@ -11,8 +11,10 @@ import hashlib
 from importlib.resources import files
 
 from headport.validate.evidence import Metric
+from headport.validate.recipes import RecipeSweep
 from headport.validate.report import Report
 from headport.validate.views.markup import Markup, element, joined
+from headport.validate.views.recipes import recipes
 from headport.validate.views.sections import PARTS
 
 __all__ = ["render_page"]
@@ -24,14 +26,25 @@ _SAYS = {
 }
 
 
-def render_page(report: Report) -> str:
-    """The whole report; nothing in a text or name can become markup."""
+_BEFORE_RECIPES = "drift"  # the part that they follow
+
+
+def render_page(report: Report, sweep: RecipeSweep | None = None) -> str:
+    """The whole report; nothing in a text or name can become markup.
+
+    Args:
+        report: What was measured.
+        sweep: Recipes for the head of the same model, to be shown beside it.
+    """
     style, script = _resource("page.css"), _resource("page.js")
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
     contents = [(name, title, content(report)) for name, title, content in PARTS]
+    if sweep is not None:
+        at = [name for name, _, _ in contents].index(_BEFORE_RECIPES) + 1
+        contents.insert(at, ("recipes", "Recipes for the head", recipes(sweep, report)))
     shown = [part for part in contents if part[2]]
     title = f"{report.candidate.bundle}: {report.verdict}"
     head = element(

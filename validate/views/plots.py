@@ -12,17 +12,25 @@ from headport.validate.views.markup import Markup, element, joined
 from headport.validate.views.scale import Scale, scale_over
 
 __all__ = [
+    "BOTTOM",
+    "LEFT",
+    "TOP",
     "bar_plot",
+    "bottom_axis",
     "calibration_plot",
     "gate_strip",
     "histogram_plot",
     "interval_plot",
+    "left_axis",
+    "line",
     "percent",
     "plain",
+    "svg",
+    "text",
 ]
 
 _WIDTH, _HEIGHT = 460, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 24, 10, 40
+LEFT, _RIGHT, TOP, BOTTOM = 46, 24, 10, 40
 _NAMES = 150  # pixels for names at the left of horizontal plots
 _ROW = 26
 _NAME_CHARACTERS = 22
@@ -31,8 +39,8 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Written = Callable[[float, float], str]  # a tick and the step between ticks, as text
 
 
-def _svg(width: float, height: float, label: str, *children: str) -> Markup:
-    # One picture to a screen reader; its figures stand in a table beside it.
+def svg(width: float, height: float, label: str, *children: str) -> Markup:
+    """A picture: one to a screen reader, as its figures stand in a table beside it."""
     return element(
         "svg",
         *children,
@@ -42,11 +50,13 @@ def _svg(width: float, height: float, label: str, *children: str) -> Markup:
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", name: str = "tick") -> Markup:
-    return element("text", text, x=x, y=y, text_anchor=anchor, class_=name)
+def text(x: float, y: float, words: str, anchor: str = "middle", name: str = "tick") -> Markup:
+    """Words at a place; `name` is the class that says how they look."""
+    return element("text", words, x=x, y=y, text_anchor=anchor, class_=name)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, name: str) -> Markup:
+def line(x1: float, y1: float, x2: float, y2: float, name: str) -> Markup:
+    """A line; `name` is the class that says how it looks."""
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=name)
 
 
@@ -70,32 +80,35 @@ def _step(ticks: Sequence[float]) -> float:
     return ticks[1] - ticks[0] if even else 0.0
 
 
-def _bottom_axis(scale: Scale, height: float, label: str, shown: Written = plain) -> Markup:
-    base = height - _BOTTOM
+def bottom_axis(scale: Scale, height: float, label: str, shown: Written = plain) -> Markup:
+    """Ticks, their grid, and what they count, below a plot."""
+    base = height - BOTTOM
     ticks = scale.ticks()
     step = _step(ticks)
     return joined(
-        *(_line(scale.at(v), _TOP, scale.at(v), base, "grid") for v in ticks),
-        *(_text(scale.at(v), base + 15, shown(v, step)) for v in ticks),
-        _text((scale.start + scale.end) / 2, height - 6, label, name="label"),
+        *(line(scale.at(v), TOP, scale.at(v), base, "grid") for v in ticks),
+        *(text(scale.at(v), base + 15, shown(v, step)) for v in ticks),
+        text((scale.start + scale.end) / 2, height - 6, label, name="label"),
     )
 
 
-def _left_axis(scale: Scale, right: float, shown: Written) -> Markup:
+def left_axis(scale: Scale, right: float, shown: Written, label: str = "") -> Markup:
+    """Ticks and their grid at the left of a plot; what they count stands above them."""
     ticks = scale.ticks(5)
     step = _step(ticks)
     return joined(
-        *(_line(_LEFT, scale.at(v), right, scale.at(v), "grid") for v in ticks),
-        *(_text(_LEFT - 5, scale.at(v) + 4, shown(v, step), "end") for v in ticks),
+        *(line(LEFT, scale.at(v), right, scale.at(v), "grid") for v in ticks),
+        *(text(LEFT - 5, scale.at(v) + 4, shown(v, step), "end") for v in ticks),
+        *([text(2, TOP + 2, label, "start", "label")] if label else []),
     )
 
 
 def histogram_plot(found: Histogram, label: str, axis: str, *, logarithmic: bool) -> Markup:
     """Counts over figures, the axis logarithmic where the bins are."""
     low, high = found.edges[0], found.edges[-1]
-    x = Scale(low, high, _LEFT, _WIDTH - _RIGHT, logarithmic)
+    x = Scale(low, high, LEFT, _WIDTH - _RIGHT, logarithmic)
     most = max(*found.counts, 1) if found.counts else 1
-    y = Scale(0, most * 1.05, _HEIGHT - _BOTTOM, _TOP)
+    y = Scale(0, most * 1.05, _HEIGHT - BOTTOM, TOP)
     bars = []
     for count, left, right in zip(found.counts, found.edges, found.edges[1:], strict=False):
         top, start = y.at(count), x.at(left)
@@ -111,12 +124,12 @@ def histogram_plot(found: Histogram, label: str, axis: str, *, logarithmic: bool
                 class_="bar",
             )
         )
-    return _svg(
+    return svg(
         _WIDTH,
         _HEIGHT,
         label,
-        _bottom_axis(x, _HEIGHT, axis),
-        _left_axis(y, _WIDTH - _RIGHT, plain),
+        bottom_axis(x, _HEIGHT, axis),
+        left_axis(y, _WIDTH - _RIGHT, plain),
         *bars,
     )
 
@@ -131,22 +144,22 @@ def interval_plot(
         for end in (metric.value, metric.low, metric.high)
         if end is not None
     ]
-    height = _TOP + _ROW * len(rows) + _BOTTOM
+    height = TOP + _ROW * len(rows) + BOTTOM
     x = scale_over(ends or [0.0], (_NAMES, _WIDTH - _RIGHT - 10))
     parts = []
     for row, (name, metric) in enumerate(rows):
-        middle = _TOP + _ROW * (row + 0.5)
-        parts.append(_text(_NAMES - 8, middle + 4, _cut(name), "end", "name"))
+        middle = TOP + _ROW * (row + 0.5)
+        parts.append(text(_NAMES - 8, middle + 4, _cut(name), "end", "name"))
         parts.append(_whisker(x, metric, middle))
-    return _svg(_WIDTH, height, label, _bottom_axis(x, height, axis, shown), *parts)
+    return svg(_WIDTH, height, label, bottom_axis(x, height, axis, shown), *parts)
 
 
 def _whisker(x: Scale, metric: Metric | GateResult, y: float) -> Markup:
     parts = []
     if metric.low is not None and metric.high is not None:
         low, high = x.at(metric.low), x.at(metric.high)
-        parts.append(_line(low, y, high, y, "whisker"))
-        parts += [_line(end, y - 4, end, y + 4, "whisker") for end in (low, high)]
+        parts.append(line(low, y, high, y, "whisker"))
+        parts += [line(end, y - 4, end, y + 4, "whisker") for end in (low, high)]
     if metric.value is not None:
         parts.append(element("circle", cx=x.at(metric.value), cy=y, r=4, class_="dot"))
     return joined(*parts)
@@ -158,13 +171,13 @@ def _cut(name: str) -> str:
 
 def bar_plot(rows: Sequence[tuple[str, float, bool]], label: str, axis: str) -> Markup:
     """One bar per row from zero; marked rows stand out."""
-    height = _TOP + _ROW * len(rows) + _BOTTOM
+    height = TOP + _ROW * len(rows) + BOTTOM
     most = max((value for _, value, _ in rows), default=0.0)
     x = Scale(0, most * 1.1 or 1.0, _NAMES, _WIDTH - _RIGHT - 10)
     parts = []
     for row, (name, value, marked) in enumerate(rows):
-        top = _TOP + _ROW * row
-        parts.append(_text(_NAMES - 8, top + _ROW / 2 + 4, _cut(name), "end", "name"))
+        top = TOP + _ROW * row
+        parts.append(text(_NAMES - 8, top + _ROW / 2 + 4, _cut(name), "end", "name"))
         parts.append(
             element(
                 "rect",
@@ -176,33 +189,33 @@ def bar_plot(rows: Sequence[tuple[str, float, bool]], label: str, axis: str) -> 
                 class_="bar marked" if marked else "bar",
             )
         )
-    return _svg(_WIDTH, height, label, _bottom_axis(x, height, axis), *parts)
+    return svg(_WIDTH, height, label, bottom_axis(x, height, axis), *parts)
 
 
 def calibration_plot(found: Calibration, label: str) -> Markup:
     """Accuracy over confidence for both sides; on the diagonal the two are equal."""
-    x = Scale(0, 1, _LEFT, _WIDTH - _RIGHT)
+    x = Scale(0, 1, LEFT, _WIDTH - _RIGHT)
     height = 300
-    y = Scale(0, 1, height - _BOTTOM, _TOP)
+    y = Scale(0, 1, height - BOTTOM, TOP)
     sides = (
         ("reference", [(b.reference_confidence, b.reference_accuracy) for b in found.bins]),
         ("candidate", [(b.candidate_confidence, b.candidate_accuracy) for b in found.bins]),
     )
-    parts = [_line(x.at(0), y.at(0), x.at(1), y.at(1), "diagonal")]
+    parts = [line(x.at(0), y.at(0), x.at(1), y.at(1), "diagonal")]
     for row, (side, points) in enumerate(sides):
         places = [(x.at(c), y.at(a)) for c, a in points if c is not None and a is not None]
         path = " ".join(f"{a:g},{b:g}" for a, b in places)
         parts.append(element("polyline", points=path, class_=f"line {side}"))
         for a, b in places:
             parts.append(_mark(side, a, b))
-        parts.append(_mark(side, _LEFT + 14, _TOP + 14 + 18 * row))
-        parts.append(_text(_LEFT + 24, _TOP + 18 + 18 * row, side, "start", "name"))
-    return _svg(
+        parts.append(_mark(side, LEFT + 14, TOP + 14 + 18 * row))
+        parts.append(text(LEFT + 24, TOP + 18 + 18 * row, side, "start", "name"))
+    return svg(
         _WIDTH,
         height,
         label,
-        _bottom_axis(x, height, "confidence: probability of the first choice", percent),
-        _left_axis(y, _WIDTH - _RIGHT, percent),
+        bottom_axis(x, height, "confidence: probability of the first choice", percent),
+        left_axis(y, _WIDTH - _RIGHT, percent),
         *parts,
     )
 
@@ -235,6 +248,6 @@ def gate_strip(gate: GateResult, label: str) -> Markup:
         )
         for margin, name in zones
     ]
-    limits = [_line(x.at(edge), 2, x.at(edge), height - 2, "limit") for edge in edges]
+    limits = [line(x.at(edge), 2, x.at(edge), height - 2, "limit") for edge in edges]
     parts += [*limits, _whisker(x, gate, height / 2)]
-    return _svg(width, height, label, *parts)
+    return svg(width, height, label, *parts)
