@@ -35,6 +35,11 @@ class LayerWatch:
         self._layers: list[Any] = list(max(outer, key=len, default=[]))
         self._head: Any = model.get_output_embeddings()
 
+    @property
+    def last(self) -> Any:
+        """The last layer's module; there is one where `states` gives any."""
+        return self._layers[-1]
+
     def states(self, run: Callable[[], Any]) -> Float32 | None:
         """States while `run` runs the model on one row.
 

@@ -10,7 +10,17 @@ import numpy.typing as npt
 from headport.validate.records import Messages
 from headport.validate.reference import Reference
 from headport.validate.reference_process import ScoredBlock
-from headport.validate.wire import Continued, Draw, Drawn, EncodeChats, Layers, Ready, Score
+from headport.validate.wire import (
+    Continued,
+    Draw,
+    Drawn,
+    EncodeChats,
+    Layers,
+    Lens,
+    Lensed,
+    Ready,
+    Score,
+)
 
 __all__ = ["LocalReference"]
 
@@ -71,3 +81,7 @@ class LocalReference:
         """The states between layers [stages, T, H]; None: the model has no such."""
         _, arrays = self.inner.layers(Layers(tuple(token_ids.tolist()), other_path))
         return arrays[0] if arrays else None
+
+    def lens(self, token_ids: Int64) -> Lensed:
+        """What the model would say after each layer, of tokens [T]."""
+        return self.inner.lens(Lens(tuple(token_ids.tolist())))

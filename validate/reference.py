@@ -27,6 +27,7 @@ from headport.export.checkpoint import (
     load_tokenizer,
 )
 from headport.validate.layers import LayerWatch
+from headport.validate.lens import read_layers
 from headport.validate.other_path import OtherPath
 from headport.validate.reference_sampler import distribution, draw
 from headport.validate.report import ReferenceFacts
@@ -42,6 +43,8 @@ from headport.validate.wire import (
     Failure,
     Layered,
     Layers,
+    Lens,
+    Lensed,
     Ready,
     Request,
     Score,
@@ -234,6 +237,18 @@ class Reference:
             return Layered(0, 0, 0), ()
         return Layered(*states.shape), (states,)
 
+    def lens(self, request: Lens) -> Lensed:
+        """What it would say after each layer."""
+        found = read_layers(self.model, torch.tensor([request.token_ids]))
+        if found is None:
+            return Lensed((), (), ())
+        best, choices = found.max(dim=-1)
+        final = choices[-1].expand(len(found), -1)[..., None]
+        of_final = found.gather(-1, final)[..., 0]
+        return Lensed(
+            _rows(choices.tolist()), _rows(best.exp().tolist()), _rows(of_final.exp().tolist())
+        )
+
     def draw(self, request: Draw) -> tuple[Drawn, Float32]:
         """Tokens drawn from the logits after the request's tokens, and these logits [V]."""
         with torch.inference_mode():
@@ -315,6 +330,8 @@ def _answer(reference: Reference, request: Request, writer: _Writer) -> None:
             writer.put(*reference.score(request))
         case Layers():
             writer.put(*reference.layers(request))
+        case Lens():
+            writer.put(reference.lens(request))
         case Encode(texts):
             writer.put(reference.encode(texts))
         case EncodeChats():

@@ -33,6 +33,8 @@ from headport.validate.wire import (
     Failure,
     Layered,
     Layers,
+    Lens,
+    Lensed,
     Ready,
     Request,
     Score,
@@ -196,6 +198,11 @@ class ReferenceProcess:
             return None
         self._fill(states.data.cast("B"))
         return states
+
+    def lens(self, token_ids: Int64) -> Lensed:
+        """What the model would say after each layer, of tokens [T]."""
+        self._send(Lens(tuple(token_ids.tolist())))
+        return self._receive(Lensed)
 
     def _send(self, request: Request) -> None:
         assert self._process.stdin is not None

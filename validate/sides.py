@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headport.validate.documents import Tokens
 from headport.validate.records import Messages
 from headport.validate.reference_process import ScoredBlock
-from headport.validate.wire import Continued, Draw, Drawn, Ready
+from headport.validate.wire import Continued, Draw, Drawn, Lensed, Ready
 
 __all__ = ["ReferenceSide", "Tokenizing"]
 
@@ -76,4 +76,8 @@ class ReferenceSide(Protocol):
 
     def layer_states(self, token_ids: Int64, *, other_path: bool = False) -> Float32 | None:
         """The states between layers [stages, T, H] of tokens [T]; None: the model has no such."""
+        ...
+
+    def lens(self, token_ids: Int64) -> Lensed:
+        """What the model would say after each of its layers, of tokens [T]."""
         ...

@@ -25,7 +25,7 @@ from headport.validate.evidence import NoiseFloor
 from headport.validate.records import Messages
 from headport.validate.reference_process import ScoredBlock
 from headport.validate.top_rows import TopRows
-from headport.validate.wire import Continued, Draw, Drawn, Ready
+from headport.validate.wire import Continued, Draw, Drawn, Lensed, Ready
 
 __all__ = [
     "HEAD_FILE",
@@ -309,6 +309,14 @@ class StoredReference:
         raise UsageError(
             f"{self.path}: states between layers are not stored; pass the checkpoint instead of a "
             "stored reference for --bisect"
+        )
+
+    def lens(self, token_ids: Int64) -> Lensed:
+        """Always refused, as `layer_states`."""
+        del token_ids
+        raise UsageError(
+            f"{self.path}: states between layers are not stored; pass the checkpoint instead of a "
+            "stored reference for --lens"
         )
 
 

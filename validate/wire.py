@@ -27,6 +27,8 @@ __all__ = [
     "Failure",
     "Layered",
     "Layers",
+    "Lens",
+    "Lensed",
     "Ready",
     "Request",
     "SamplingCase",
@@ -101,6 +103,12 @@ class Layers(_Message, frozen=True, tag="layers"):
     other_path: bool = False
 
 
+class Lens(_Message, frozen=True, tag="lens"):
+    """Ask what the model would say after each of its layers, see `lens.read_layers`."""
+
+    token_ids: tuple[int, ...]
+
+
 class Draw(_Message, frozen=True, tag="draw"):
     """Ask for tokens drawn from the logits after these tokens."""
 
@@ -143,6 +151,14 @@ class Layered(_Message, frozen=True, tag="layered"):
     hidden_size: int
 
 
+class Lensed(_Message, frozen=True, tag="lensed"):
+    """Of each stage and position; no stages where the model has none."""
+
+    choices: tuple[tuple[int, ...], ...]  # likeliest token
+    probabilities: tuple[tuple[float, ...], ...]  # of it
+    of_final: tuple[tuple[float, ...], ...]  # of the token that is likeliest after the last stage
+
+
 class Continued(_Message, frozen=True, tag="continued"):
     """Greedy tokens of each prompt; per step, best minus second-best logit and near-tie bound."""
 
@@ -167,8 +183,8 @@ class Failure(_Message, frozen=True, tag="failure"):
     message: str
 
 
-Request = Encode | EncodeChats | Score | Layers | ContinueGreedily | Draw
-Answer = Ready | Encoded | Scored | Layered | Continued | Drawn | Failure
+Request = Encode | EncodeChats | Score | Layers | Lens | ContinueGreedily | Draw
+Answer = Ready | Encoded | Scored | Layered | Lensed | Continued | Drawn | Failure
 
 _ENCODER = msgspec.json.Encoder()
 _REQUESTS = msgspec.json.Decoder(Request)

@@ -56,6 +56,14 @@ def test_greedy(process: ReferenceProcess) -> None:
     assert [len(row) for row in found.token_ids] == [3, 3]
 
 
+def test_layers_read_through_the_head(
+    process: ReferenceProcess, tiny_llama: Path, reference_of: Any
+) -> None:
+    far, near = (side.lens(ids(5, 3, 8)) for side in (process, reference_of(tiny_llama)))
+    assert far.choices == near.choices and len(far.choices) == 3
+    np.testing.assert_allclose(far.of_final, near.of_final, atol=1e-5)
+
+
 def test_a_request_to_a_process_that_failed_gives_its_reason(tmp_path: Path) -> None:
     with ReferenceProcess(str(tmp_path / "none")) as running:
         running._process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +12,13 @@ from headport.errors import UsageError
 from headport.session import usable_cpus
 from headport.validate.analysis.certainty import CertaintyOfSides
 from headport.validate.analysis.ends import EndProbabilities, end_ids
+from headport.validate.analysis.lens import LENS_TOKENS, look
 from headport.validate.analysis.loops import loops
-from headport.validate.analysis.records import ANALYSIS_SCHEMA_VERSION, AnalysisReport
+from headport.validate.analysis.records import ANALYSIS_SCHEMA_VERSION, AnalysisReport, Lens
 from headport.validate.analysis.tables import render_lines, render_markdown, render_page
 from headport.validate.analysis.terms import Watch, read_terms
 from headport.validate.candidate import Candidate
-from headport.validate.comparison import check_ids, jobs_of, prepare
+from headport.validate.comparison import Job, check_ids, jobs_of, prepare
 from headport.validate.documents import read_texts
 from headport.validate.facts import candidate_facts
 from headport.validate.fitness import check_model
@@ -49,6 +51,13 @@ class Options(OptionRecord, frozen=True):
     greedy_tokens: Annotated[
         int, option("new tokens of each greedy run that is searched for loops, 0 for none")
     ] = 96
+    lens: Annotated[
+        int,
+        option(
+            f"positions, to {LENS_TOKENS}, at which every layer of the reference is read through "
+            "its head; 0 for none"
+        ),
+    ] = 0
     markdown: Annotated[Path | None, option("also write the analysis as Markdown")] = None
     html: Annotated[Path | None, option("also write the analysis as one HTML page")] = None
     force: Annotated[bool, option("replace existing --markdown and --html files")] = False
@@ -80,6 +89,7 @@ def analyse_with(reference: ReferenceSide, options: Options) -> AnalysisReport:
     terms = () if options.watch is None else read_terms(options.watch)
     texts = read_texts(options.text)
     bundle = Bundle.open(options.bundle)
+    bundle.require_decoder_only("an analysis against its reference", "export tells its parity")
     candidate = Candidate(bundle, max(1, usable_cpus() // 2))
     materials = prepare(texts, candidate, options.max_tokens)
     facts = reference.ready().facts
@@ -129,11 +139,21 @@ def analyse_with(reference: ReferenceSide, options: Options) -> AnalysisReport:
         prompts=prompts,
         loops=found,
         certainty=certainty.certainty(),
+        lens=_lens(reference, jobs, options.lens, candidate) if options.lens else None,
     )
 
 
+def _lens(reference: ReferenceSide, jobs: Sequence[Job], shown: int, candidate: Candidate) -> Lens:
+    def spell(token_id: int) -> str:
+        return candidate.tokens.decode([token_id]) or candidate.tokens.piece(token_id)
+
+    return look(reference, jobs[0].window.token_ids.tolist(), shown, spell)
+
+
 def _check(options: Options) -> None:
-    check_least(options, {"max_tokens": 0, "window": 1, "greedy_tokens": 0})
+    check_least(options, {"max_tokens": 0, "window": 1, "greedy_tokens": 0, "lens": 0})
+    if options.lens > LENS_TOKENS:
+        raise UsageError(f"--lens: at most {LENS_TOKENS} expected, {options.lens} given")
     if not options.text:
         raise UsageError("--text: at least one file expected, none given")
     if is_store(options.reference):

@@ -11,13 +11,15 @@ __all__ = [
     "AnalysisReport",
     "Certainty",
     "Ends",
+    "Lens",
+    "LensLayer",
     "LoopRun",
     "Quantiles",
     "SideTerm",
     "Term",
 ]
 
-ANALYSIS_SCHEMA_VERSION: Final = 1
+ANALYSIS_SCHEMA_VERSION: Final = 2  # 2: lens
 
 
 class SideTerm(Record, frozen=True):
@@ -81,6 +83,24 @@ class Certainty(Record, frozen=True):
     candidate_margin: Quantiles
 
 
+class LensLayer(Record, frozen=True):
+    """What the reference would say if it ended after a layer."""
+
+    after: str
+    choices: tuple[str, ...]  # likeliest token at each shown position
+    probabilities: tuple[float, ...]  # of it
+    agreement: float  # share of all positions at which it is what the whole model chooses
+    of_final: float  # mean probability of what the whole model chooses, over all positions
+
+
+class Lens(Record, frozen=True):
+    """The reference's layers, each read through its own last norm and head."""
+
+    positions: int  # at the beginning of the first text
+    tokens: tuple[str, ...]  # at the shown positions, which are the last of those
+    layers: tuple[LensLayer, ...]  # the embedding first, the whole model last
+
+
 class AnalysisReport(Record, frozen=True):
     """The outcome of `headport analyse`."""
 
@@ -96,3 +116,4 @@ class AnalysisReport(Record, frozen=True):
     prompts: int  # continued greedily
     loops: tuple[LoopRun, ...]
     certainty: Certainty
+    lens: Lens | None = None  # where it was asked for

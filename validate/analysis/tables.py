@@ -37,7 +37,7 @@ def render_page(report: AnalysisReport) -> str:
 
 
 def _sections(report: AnalysisReport) -> tuple[Section, ...]:
-    found = (_terms(report), _ends(report), _loops(report), _certainty(report))
+    found = (_terms(report), _ends(report), _loops(report), _certainty(report), _lens(report))
     return tuple(
         Section(
             visible(section.title),
@@ -134,4 +134,33 @@ def _certainty(report: AnalysisReport) -> Section:
         "Certainty: percentiles over positions",
         ("figure", *names),
         tuple((title, *(f"{getattr(q, n):.4g}" for n in names)) for title, q in rows),
+    )
+
+
+def _lens(report: AnalysisReport) -> Section:
+    found = report.lens
+    if found is None:
+        return Section("What the reference would say after each layer", (), ())
+    columns = (
+        *("after", "agrees", "p of its last word"),
+        *(f"{n}: “{visible(token)}”" for n, token in enumerate(found.tokens, 1)),
+    )
+    rows = [
+        (
+            layer.after,
+            f"{layer.agreement:.0%}",
+            f"{layer.of_final:.2%}",
+            *(
+                f"“{token}” {p:.0%}"
+                for token, p in zip(layer.choices, layer.probabilities, strict=True)
+            ),
+        )
+        for layer in found.layers
+    ]
+    return Section(
+        "What the reference would say after each layer (logit lens): agreement with what the whole "
+        f"model says at {found.positions} positions, and the likeliest next token after each of "
+        f"the last {len(found.tokens)}",
+        columns,
+        tuple(rows),
     )
