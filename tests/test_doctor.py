@@ -34,10 +34,18 @@ def test_a_leftover_library_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (tmp_path / "capi" / f"libonnxruntime.so.{version}").touch()
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: spec)
-    check = doctor._onnxruntime_library()
+    packages = {"onnxruntime": "1.32.0", "onnxruntime-gpu": None}
+    check = doctor._onnxruntime_library(packages)
     assert not check.passed
     assert "1.31.1" in check.found
     assert "1.32.0" in check.found
+    for file in (tmp_path / "capi").iterdir():
+        file.unlink()
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    hollow = doctor._onnxruntime_library(packages)
+    assert (hollow.passed, hollow.found) == (False, "none")
+    monkeypatch.setattr(doctor.sys, "platform", "win32")
+    assert doctor._onnxruntime_library(packages).passed
 
 
 def test_half_an_export_installation_is_found() -> None:

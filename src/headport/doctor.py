@@ -26,6 +26,7 @@ _PACKAGES = (
     *("numpy", "onnxruntime", "onnxruntime-gpu", "tokenizers", "torch", "transformers"),
     *("onnx", "onnx-ir", "onnxscript", "tensorrt", "tensorrt-rtx-cu12"),
 )
+_BUILDS = ("onnxruntime", "onnxruntime-gpu")  # of one package folder
 # What decides which INT8 kernel runs, and so both speed and rounding.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 
@@ -79,7 +80,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def diagnose() -> Diagnosis:
     """Look at packages, providers and CPU."""
     packages = {name: _version(name) for name in _PACKAGES}
-    checks = [_one_onnxruntime(packages), _onnxruntime_library(), _export_packages(packages)]
+    checks = [
+        _one_onnxruntime(packages),
+        _onnxruntime_library(packages),
+        _export_packages(packages),
+    ]
     try:
         providers = available_providers()
         checks.append(Check(name="onnxruntime loads", passed=True, found=", ".join(providers)))
@@ -108,7 +113,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _one_onnxruntime(packages: dict[str, str | None]) -> Check:
-    both = [n for n in ("onnxruntime", "onnxruntime-gpu") if packages[n]]
+    both = [name for name in _BUILDS if packages[name]]
     return Check(
         name="one build of ONNX Runtime",
         passed=len(both) == 1,
@@ -118,16 +123,17 @@ def _one_onnxruntime(packages: dict[str, str | None]) -> Check:
     )
 
 
-def _onnxruntime_library() -> Check:
+def _onnxruntime_library(packages: dict[str, str | None]) -> Check:
     spec = importlib.util.find_spec("onnxruntime")
     folder = Path(spec.origin).parent / "capi" if spec and spec.origin else None
     found = sorted(p.name for p in folder.glob("libonnxruntime.so.*")) if folder else []
-    # macOS and Windows name the library otherwise; only leftovers of a second build matter here.
+    # macOS and Windows name the library otherwise; only leftovers of a second build matter there.
+    expected = any(packages[name] for name in _BUILDS) and sys.platform == "linux"
     return Check(
         name="one ONNX Runtime library in the package",
-        passed=len(found) <= 1,
-        found=", ".join(found) or "not a Linux wheel, not checked",
-        advice="a second build was installed over the first; "
+        passed=len(found) == 1 if expected else len(found) <= 1,
+        found=", ".join(found) or ("none" if expected else "not a Linux wheel, not checked"),
+        advice="one of two builds was installed over the other, or removed after it; "
         "pip uninstall -y onnxruntime onnxruntime-gpu, then install one of them again",
     )
 
