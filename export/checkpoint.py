@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,8 +19,12 @@ from headport.errors import CheckpointError
 from headport.export.source import Checkpoint, checkpoint_sha256, find_checkpoint
 
 __all__ = [
+    "SOURCED",
+    "VALUE_HEAD_PREFIX",
     "Checkpoint",
+    "ModelKind",
     "check_finite",
+    "checkpoint_kind",
     "checkpoint_sha256",
     "find_checkpoint",
     "first_line",
@@ -31,6 +35,26 @@ __all__ = [
     "run_reference",
     "some_names",
 ]
+
+ModelKind = Literal["causal", "text-to-text", "speech-to-text", "sequence", "token", "masked"]
+# Kind → transformers' loader, and its table of architectures by model type.
+_LOADERS: dict[ModelKind, tuple[str, str]] = {
+    "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+    # Before the masked ones, which some of these count among as well.
+    "text-to-text": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+    "speech-to-text": (
+        "AutoModelForSpeechSeq2Seq",
+        "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    ),
+    "sequence": (
+        "AutoModelForSequenceClassification",
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    ),
+    "token": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
+    "masked": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+}
+SOURCED: frozenset[ModelKind] = frozenset({"text-to-text", "speech-to-text"})
+VALUE_HEAD_PREFIX = "v_head."  # TRL's, beside a language model's weights; exported as a head
 
 
 @contextmanager
@@ -67,15 +91,42 @@ def _no_gguf_bar() -> Iterator[None]:
         reader.tqdm = shown
 
 
-def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
-    """Load the causal language model as a whole, untouched, on CPU, in evaluation mode.
+def checkpoint_kind(checkpoint: Checkpoint) -> ModelKind:
+    """What the config says the model is; causal where it says nothing that is known."""
+    if checkpoint.factory or checkpoint.gguf_file:
+        return "causal"
+    from transformers.models.auto import modeling_auto
+
+    try:
+        config = json.loads((checkpoint.folder / "config.json").read_text("utf-8"))
+        declared = set(config.get("architectures") or ())
+    except (ValueError, AttributeError, TypeError):  # what is wrong with it, loading says
+        return "causal"
+    for kind, (_, table) in _LOADERS.items():
+        known = getattr(modeling_auto, table).get(config.get("model_type"), ())
+        found = declared & ({known} if isinstance(known, str) else set(known))
+        # The table of masked models also names encoder-decoders that were trained like them.
+        if found and (kind != "masked" or any(name.endswith("ForMaskedLM") for name in found)):
+            return kind
+    return "causal"
+
+
+def load_model(
+    checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, kind: ModelKind = "causal"
+) -> Any:
+    """Load the model as a whole, untouched, on CPU, in evaluation mode.
+
+    Args:
+        checkpoint: The checkpoint.
+        dtype: Precision of the weights.
+        kind: What is expected of it: a causal language model, or what `checkpoint_kind` says.
 
     Returns:
         A transformers `PreTrainedModel`, or what stands in for one around a user's own module;
         every weight came from the checkpoint.
 
     Raises:
-        CheckpointError: If the checkpoint is no causal language model that transformers knows,
+        CheckpointError: If the checkpoint is no model of this kind that transformers knows,
             does not load, leaves weights unset or unused, or holds a non-finite weight.
     """
     if checkpoint.factory:
@@ -83,31 +134,32 @@ def load_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> An
 
         model = own_model(checkpoint.factory).wrapped().to(dtype)
     else:
-        model = load_pretrained(checkpoint, dtype)
+        model = load_pretrained(checkpoint, dtype, kind)
     check_finite(checkpoint, model)
     return model.eval()
 
 
-def load_pretrained(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+def load_pretrained(checkpoint: Checkpoint, dtype: torch.dtype, kind: ModelKind = "causal") -> Any:
     """Load by transformers; every weight has its place, values are not looked at.
 
     Raises:
         CheckpointError: As `load_model`, but for non-finite weights.
     """
-    from transformers import AutoModelForCausalLM, GgufConfig
+    import transformers
 
+    loader = getattr(transformers, _LOADERS[kind][0])
     extra: dict[str, Any] = {}
     if checkpoint.gguf_file:
         # Without `dequantize`, the model stays tied to its quantised form.
         extra = {
             "gguf_file": checkpoint.gguf_file,
-            "quantization_config": GgufConfig(dequantize=True),
+            "quantization_config": transformers.GgufConfig(dequantize=True),
         }
-    else:
+    elif kind == "causal":
         _check_architecture(checkpoint)
     with quiet_libraries(), _no_gguf_bar():
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = loader.from_pretrained(
                 checkpoint.folder,
                 dtype=dtype,
                 trust_remote_code=checkpoint.trust_remote_code,
@@ -199,11 +251,12 @@ def _own_classes(config: Any) -> dict[str, Any]:
 
 
 def _check_keys(checkpoint: Checkpoint, info: Any) -> None:
+    unexpected = [n for n in info["unexpected_keys"] if not n.startswith(VALUE_HEAD_PREFIX)]
     faults = [
         f"{word}: {', '.join(some_names(found))}"
         for word, found in (
             ("weights the model needs but the checkpoint lacks", info["missing_keys"]),
-            ("weights the model has no place for", info["unexpected_keys"]),
+            ("weights the model has no place for", unexpected),
             ("weights of another shape", info["mismatched_keys"]),
             ("errors", info.get("error_msgs") or ()),
         )

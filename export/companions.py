@@ -60,6 +60,8 @@ _TEXTS = (
 
 def generation_defaults(model: Any) -> dict[str, Any]:
     """The checkpoint's generation defaults that are set, in plain JSON values."""
+    if getattr(model, "generation_config", None) is None:  # it generates nothing
+        return {}
     found = json.loads(model.generation_config.to_json_string(use_diff=True))
     dropped = (*_PRIVATE, *_INTERNAL)
     return {k: v for k, v in found.items() if v is not None and k not in dropped}
@@ -74,7 +76,8 @@ def write_companions(checkpoint: Checkpoint, tokenizer: Any, model: Any, folder:
     with tempfile.TemporaryDirectory() as scratch, quiet_libraries():
         saved = Path(scratch)
         tokenizer.save_pretrained(saved)
-        model.generation_config.save_pretrained(saved)
+        if getattr(model, "generation_config", None) is not None:
+            model.generation_config.save_pretrained(saved)
         own = saved if checkpoint.format == "gguf" else checkpoint.folder
         for name in (_TOKENIZER, *_OPTIONAL):
             source = own if (own / name).is_file() else saved

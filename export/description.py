@@ -98,13 +98,12 @@ def head_entry(head: HeadTransform, graph: str) -> Head:
     )
 
 
-def vocabulary_entry(head: HeadTransform, tokenizer: Any) -> Vocabulary:
-    """The manifest's `vocabulary` record.
+def vocabulary_entry(rows: int, tokenizer: Any) -> Vocabulary:
+    """The manifest's `vocabulary` record, of matrices with so many rows.
 
     Rows above the tokenizer's highest id are padding: no text gives them and nothing decodes them.
     Rows that the tokenizer names cannot be told from tokens, so they count.
     """
-    rows = head.weight.shape[0]
     highest = max(tokenizer.get_vocab().values())
     return Vocabulary(size=min(rows, highest + 1), padded_size=rows, kept_size=None, map=None)
 

@@ -17,10 +17,10 @@ from headport.export.functions import OPSET
 from headport.export.head import HeadTransform
 from headport.export.onnx_weights import weight_tensor
 
-__all__ = ["build_head"]
+__all__ = ["GraphBuilder", "build_head", "finish_rows"]
 
 
-class _Builder:
+class GraphBuilder:
     """Appends nodes to one list, naming each value after what it is."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ def build_head(head: HeadTransform, name: str) -> ir.Model:
             `hidden_states`.
         name: Graph name, such as `head.lm`.
     """
-    build = _Builder()
+    build = GraphBuilder()
     hidden_size = head.weight.shape[1]
     kind = tensor_adapters.from_torch_dtype(head.weight.dtype)
     hidden = ir.Value(
@@ -79,11 +79,18 @@ def build_head(head: HeadTransform, name: str) -> ir.Model:
         ratio = build.op("Div", [x, cap], "ratio")
         x = build.op("Mul", [build.op("Tanh", [ratio], "squashed"), cap], "capped")
     x.name = "logits"
-    x.type = ir.TensorType(ir.DataType.FLOAT)
-    x.shape = ir.Shape(["rows", head.weight.shape[0]])
+    return finish_rows(build, hidden, x, head.weight.shape[0], name)
+
+
+def finish_rows(
+    build: GraphBuilder, hidden: ir.Value, output: ir.Value, width: int, name: str
+) -> ir.Model:
+    """The model of a graph hidden_states [rows, H] → one float32 output [rows, width]."""
+    output.type = ir.TensorType(ir.DataType.FLOAT)
+    output.shape = ir.Shape(["rows", width])
     graph = ir.Graph(
         [hidden],
-        [x],
+        [output],
         nodes=build.nodes,
         initializers=build.initializers,
         opset_imports={"": OPSET},

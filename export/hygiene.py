@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from headport.cache_ports import free_dimensions, is_state
+from headport.cache_ports import SOURCE_MASK, free_dimensions, is_cross, is_state
 from headport.errors import ExportError
 from headport.export.functions import ATTENTION, DOMAIN, define_functions
 from headport.export.names import name_nodes
@@ -30,6 +30,7 @@ _FREE = {
     "input_ids": ("batch", "sequence"),
     "attention_mask": ("batch", "total_sequence"),
     "hidden_states": ("batch", "sequence"),
+    SOURCE_MASK: ("source_batch", "source"),
 }
 
 
@@ -70,16 +71,23 @@ def _transposed(value: ir.Value) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(kind), shape=lazy.shape, const_value=lazy)
 
 
-def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, ...]]) -> None:
-    """Make an optimised backbone fit to ship.
+def finish_graph(
+    model: ir.Model,
+    cache_dims: Mapping[str, tuple[int, ...]],
+    name: str = "backbone",
+    free: Mapping[str, tuple[str, ...]] = _FREE,
+) -> None:
+    """Make an optimised backbone or encoder fit to ship.
 
     Args:
-        model: The backbone; changed in place.
+        model: The graph; changed in place.
         cache_dims: Name of each cache port (`past_key_values.N.key`, `present_conv_states.N` …) →
             its fixed dimensions, in order: heads and size per head, or all of a state but batch.
+        name: Of the graph.
+        free: Name of each other port → symbols of its first dimensions; the rest are fixed.
     """
     graph = model.graph
-    graph.name = "backbone"
+    graph.name = name
     model.producer_name, model.producer_version = "headport", None
     _order_ports(model)
     _take_batch_from_ids(model)
@@ -87,7 +95,7 @@ def finish_graph(model: ir.Model, cache_dims: Mapping[str, tuple[int, ...]]) -> 
     _bound_masks(model)
     common_passes.CommonSubexpressionEliminationPass()(model)
     common_passes.RemoveUnusedNodesPass()(model)
-    _name_dimensions(model, cache_dims)
+    _name_dimensions(model, cache_dims, free)
     define_functions(model)
     name_nodes(model, prefix="model.")
     _strip(model)
@@ -103,14 +111,18 @@ def _port_order(value: ir.Value) -> tuple[int, int, str]:
     kind, *rest = (value.name or "").split(".")
     if not rest:
         return (0, 0, "")
-    return (2, int(rest[0]), kind) if is_state(kind) else (1, int(rest[0]), rest[1])
+    if is_state(kind):
+        return (2, int(rest[0]), kind)
+    return (3 if is_cross(kind) else 1, int(rest[0]), rest[1])
 
 
 def _take_batch_from_ids(model: ir.Model) -> None:
     # The exporter reads the batch size off any input; a lowering that replaces caches and masks
     # must not find other nodes depending on them.
     graph = model.graph
-    ids = next(value for value in graph.inputs if value.name == "input_ids")
+    ids = next((value for value in graph.inputs if value.name == "input_ids"), None)
+    if ids is None:
+        return
     for node in graph:
         source = node.inputs[0] if node.inputs else None
         if node.op_type != "Shape" or source is ids or not (source and source.is_graph_input()):
@@ -155,14 +167,20 @@ def _bound_masks(model: ir.Model) -> None:
             value.const_value = ir.Tensor(bounded, tensor.dtype, name=value.name)
 
 
-def _name_dimensions(model: ir.Model, cache_dims: Mapping[str, tuple[int, ...]]) -> None:
+def _name_dimensions(
+    model: ir.Model,
+    cache_dims: Mapping[str, tuple[int, ...]],
+    free_dims: Mapping[str, tuple[str, ...]],
+) -> None:
     graph = model.graph
     renamed: dict[str, str] = {}
     for value in (*graph.inputs, *graph.outputs):
         assert value.name is not None and value.shape is not None
         old = list(value.shape)
-        if value.name in _FREE:
-            new: list[int | str] = [*_FREE[value.name], *(d for d in old[2:] if isinstance(d, int))]
+        if value.name in free_dims:
+            free_axes = free_dims[value.name]
+            rest = (d for d in old[len(free_axes) :] if isinstance(d, int))
+            new: list[int | str] = [*free_axes, *rest]
         else:
             fixed, free = iter(cache_dims[value.name]), free_dimensions(value.name)
             new = [free[axis] if axis in free else next(fixed) for axis in range(len(old))]

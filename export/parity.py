@@ -8,8 +8,8 @@ harder test here: every path through the network is as likely as any other.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,31 @@ import torch
 from headport.bundle import Bundle
 from headport.errors import ExportError, HeadportError, ParityError
 from headport.export.checkpoint import first_line, run_reference
+from headport.export.head_parity import (
+    HeadParity,
+    HeadReference,
+    check_heads,
+    compare_heads,
+    measure_heads,
+)
 from headport.export.staged import run_staged
 from headport.manifest import Manifest
 from headport.progress import track
-from headport.runner import PortableRunner, open_runner
+from headport.runner import Cache, PortableRunner, open_runner
 from headport.selftest import write_selftest
 
-__all__ = ["ParityPlan", "ParityReport", "Proof", "plan_parity", "prove", "reference_logits"]
+__all__ = [
+    "RELATIVE",
+    "ParityPlan",
+    "ParityReport",
+    "Proof",
+    "check_report",
+    "largest_error",
+    "plan_parity",
+    "prove",
+    "reference_logits",
+    "run_pieces",
+]
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -35,10 +53,11 @@ _Cases = dict[str, float]
 _WHOLE_BYTES = 640 << 20  # ONNX Runtime holds a graph's weights about twice
 _LOGITS_BYTES = 64 << 20  # a longer row asks only for the logits that are compared
 _STEPS = 6  # tokens decoded one by one after each prompt
+_SINGLE = 24  # tokens of a row that are run one by one
 _CHUNK = 5
 _LONG = 640  # tokens; a context or window below this is crossed
 # Of the largest |logit|; the noise between two correct float32 (float16) programs is far below.
-_RELATIVE = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
+RELATIVE = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
 
 
 @dataclass(frozen=True)
@@ -63,6 +82,19 @@ class ParityPlan:
         """Prompt tokens per row, [B]."""
         return np.array([len(row) - _STEPS for row in self.token_ids])
 
+    @property
+    def decode_cuts(self) -> list[Int64]:
+        """Cuts for `run_pieces`: the prompts at once, then a token at a time."""
+        return [self.prompts + i for i in range(_STEPS + 1)]
+
+    @property
+    def single_cuts(self) -> list[Int64]:
+        """Cuts for `run_pieces`: a token at a time, of long rows the first ones."""
+        rest = np.array([len(row) for row in self.token_ids])
+        lengths = np.minimum(rest, _SINGLE)
+        cuts = [np.minimum(lengths, n) for n in range(1, int(lengths.max()) + 1)]
+        return [*cuts, rest] if rest.max() > _SINGLE else cuts
+
 
 @dataclass(frozen=True)
 class ParityReport:
@@ -73,9 +105,12 @@ class ParityReport:
     positions: int  # compared per case at most
     max_abs_logit: float  # of the reference
     pieces: int  # in which the backbone ran, one after the other; 1: as a whole
+    heads: dict[str, HeadParity] = field(default_factory=dict)  # beside the LM head
 
     def __bool__(self) -> bool:
-        return bool(self.cases) and all(error <= self.limit for error in self.cases.values())
+        return bool(self.cases or self.heads) and all(
+            error <= self.limit for error in self.cases.values()
+        )
 
 
 @dataclass(frozen=True)
@@ -127,59 +162,102 @@ def reference_logits(model: Any, plan: ParityPlan) -> list[Float32]:
     return found
 
 
-def prove(bundle: Bundle, plan: ParityPlan, reference: list[Float32]) -> Proof:
+def prove(
+    bundle: Bundle,
+    plan: ParityPlan,
+    reference: list[Float32],
+    heads: Sequence[HeadReference] = (),
+) -> Proof:
     """Run the bundle in every way, compare, and write its self-test.
 
     A bundle whose weights would take more than `_WHOLE_BYTES` runs piece by piece.
 
+    Args:
+        bundle: Not sealed yet.
+        plan: What is run.
+        reference: Logits of the LM head per row; empty for a bundle without one.
+        heads: What the other heads answer.
+
     Raises:
-        ParityError: If a logit differs by more than rounding explains.
+        ParityError: If an answer differs by more than rounding explains.
     """
 
-    def work(runner: PortableRunner) -> tuple[_Cases, Manifest]:
-        cases = _run_cases(runner, plan, reference)
-        finite = np.isfinite([*cases.values()]).all()
-        return cases, write_selftest(bundle, runner=runner) if finite else bundle.manifest
+    def work(runner: PortableRunner) -> tuple[_Cases, dict[str, Any], Manifest]:
+        cases, others = _run_cases(bundle, runner, plan, reference, heads)
+        errors = [*cases.values(), *(m[1] for rows in others.values() for m in rows)]
+        finite = np.isfinite(errors).all()
+        manifest = write_selftest(bundle, runner=runner) if finite else bundle.manifest
+        return cases, others, manifest
 
     pieces = 1
     try:
         if sum(tensor.length for tensor in bundle.manifest.tensors) > _WHOLE_BYTES:
-            (cases, manifest), pieces = run_staged(bundle, work)
+            (cases, others, manifest), pieces = run_staged(bundle, work)
         else:
             runner = open_runner(bundle)
             assert isinstance(runner, PortableRunner)
-            cases, manifest = work(runner)
+            cases, others, manifest = work(runner)
     except HeadportError:
         raise
     except Exception as error:  # ONNX Runtime has no common error class for failing runs
         raise ParityError(
             f"ONNX Runtime cannot run the written files: {first_line(error)}"
         ) from error
-    largest = max(float(np.abs(rows).max()) for rows in reference)
-    limit = _RELATIVE[bundle.manifest.model.dtype] * max(1.0, largest)
-    report = ParityReport(cases, limit, sum(len(s) for s in plan.scored), largest, pieces)
+    largest = max((float(np.abs(rows).max()) for rows in reference), default=0.0)
+    relative = RELATIVE[bundle.manifest.model.dtype]
+    limit = relative * max(1.0, largest)
+    report = ParityReport(
+        cases,
+        limit,
+        sum(len(s) for s in plan.scored),
+        largest,
+        pieces,
+        compare_heads(heads, others, relative),
+    )
+    check_report(report)
+    check_heads(report.heads)
+    return Proof(report, manifest)
+
+
+def check_report(report: ParityReport) -> None:
+    """Raise `ParityError` naming the worst way to run the bundle, unless all are right."""
+    cases = report.cases
     if not report:
         worst = max(cases, key=lambda name: np.nan_to_num(cases[name], nan=np.inf))
         raise ParityError(
             f"the written files do not answer like the checkpoint: {worst} differs by "
-            f"{cases[worst]:.3g} in logits, {limit:.3g} is accepted; nothing was written"
+            f"{cases[worst]:.3g} in logits, {report.limit:.3g} is accepted; nothing was written"
         )
-    return Proof(report, manifest)
 
 
-def _run_cases(runner: PortableRunner, plan: ParityPlan, reference: list[Float32]) -> _Cases:
+def _run_cases(
+    bundle: Bundle,
+    runner: PortableRunner,
+    plan: ParityPlan,
+    reference: list[Float32],
+    heads: Sequence[HeadReference],
+) -> tuple[_Cases, dict[str, Any]]:
     cases: _Cases = {}
+    others: dict[str, Any] = {}
     for name, run in track(_CASES.items(), "parity", unit="case"):
-        cases[name] = _error(runner, plan, reference, run(runner, plan))
-    return cases
+        hidden = run(runner, plan)
+        if reference:
+            cases[name] = largest_error(runner, plan, reference, hidden)
+        states = [
+            np.ascontiguousarray(rows[scored])
+            for rows, scored in zip(hidden, plan.scored, strict=True)
+        ]
+        others[name] = measure_heads(bundle, runner, heads, states)
+    return cases, others
 
 
-def _error(
+def largest_error(
     runner: PortableRunner,
     plan: ParityPlan,
     reference: list[Float32],
     hidden: list[Float32],
 ) -> float:
+    """Largest |Δlogit| of hidden states, per row [n, H], at the positions that are compared."""
     worst = 0.0
     for expected, scored, states in zip(reference, plan.scored, hidden, strict=True):
         logits = runner.head(np.ascontiguousarray(states[scored])).logits
@@ -197,11 +275,25 @@ def _padded(rows: list[Int64]) -> tuple[Int64, Int64]:
     return ids, lengths
 
 
-def _run_pieces(
-    runner: PortableRunner, rows: tuple[Int64, ...], cuts: list[Int64]
+def run_pieces(
+    runner: PortableRunner,
+    rows: tuple[Int64, ...],
+    cuts: list[Int64],
+    prepare: Callable[[Cache], object] = lambda _: None,
 ) -> list[Float32]:
-    # cuts[i][b]: tokens row b has seen after step i; gives hidden states per row, [n, H].
+    """Run rows side by side, a piece of each per step.
+
+    Args:
+        runner: Runs them.
+        rows: Token ids of each.
+        cuts: Per step, the tokens that each row has seen after it, [B].
+        prepare: Called with the cache before the first step.
+
+    Returns:
+        Hidden states per row, [n, H].
+    """
     cache = runner.new_cache(len(rows), max(len(row) for row in rows))
+    prepare(cache)
     found: list[list[Float32]] = [[] for _ in rows]
     seen = np.zeros(len(rows), np.int64)
     for cut in cuts:
@@ -214,24 +306,21 @@ def _run_pieces(
 
 
 def _prefill_and_decode(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:
-    return _run_pieces(runner, plan.token_ids, [plan.prompts + i for i in range(_STEPS + 1)])
+    return run_pieces(runner, plan.token_ids, plan.decode_cuts)
 
 
 def _chunked(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:
     lengths = np.array([len(row) for row in plan.token_ids])
     steps = range(_CHUNK, int(lengths.max()) + _CHUNK, _CHUNK)
-    return _run_pieces(runner, plan.token_ids, [np.minimum(lengths, n) for n in steps])
+    return run_pieces(runner, plan.token_ids, [np.minimum(lengths, n) for n in steps])
 
 
 def _alone(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:
-    return [_run_pieces(runner, (row,), [np.array([len(row)])])[0] for row in plan.token_ids]
+    return [run_pieces(runner, (row,), [np.array([len(row)])])[0] for row in plan.token_ids]
 
 
 def _one_by_one(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:
-    lengths = np.array([min(len(row), 24) for row in plan.token_ids])
-    cuts = [np.minimum(lengths, n) for n in range(1, int(lengths.max()) + 1)]
-    rest = np.array([len(row) for row in plan.token_ids])
-    return _run_pieces(runner, plan.token_ids, [*cuts, rest] if rest.max() > 24 else cuts)
+    return run_pieces(runner, plan.token_ids, plan.single_cuts)
 
 
 def _left_padded(runner: PortableRunner, plan: ParityPlan) -> list[Float32]:

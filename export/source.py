@@ -33,6 +33,7 @@ class Checkpoint:
     weight_files: tuple[Path, ...]  # in the order in which they are hashed
     trust_remote_code: bool = False  # code that the checkpoint brings may run
     factory: str | None = None  # `module:function` that makes the model
+    allow_pickle: bool = False  # pickled tensors may be read, by the weights-only unpickler
 
     @property
     def name(self) -> str:
@@ -69,9 +70,10 @@ def find_checkpoint(
     if is_factory(model):
         from headport.export.own_model import own_model
 
-        return Checkpoint(own_model(model).tokenizer, "python", (), factory=model)
+        tokenizer = own_model(model).tokenizer
+        return Checkpoint(tokenizer, "python", (), factory=model, allow_pickle=allow_pickle)
     if path.is_file() and path.suffix == ".gguf":
-        return Checkpoint(path.parent, "gguf", (path,))
+        return Checkpoint(path.parent, "gguf", (path,), allow_pickle=allow_pickle)
     if path.is_file() and any(path.match(pattern) for pattern in _PICKLES):
         raise CheckpointError(
             f"{model}: a pickled file; give the Hugging Face folder it lies in, and see "
@@ -86,7 +88,7 @@ def find_checkpoint(
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{model}: no config.json in it, so it is not a checkpoint")
     if files := _weight_files(path, _SAFETENSORS):
-        return Checkpoint(path, "safetensors", files, trust_remote_code)
+        return Checkpoint(path, "safetensors", files, trust_remote_code, allow_pickle=allow_pickle)
     if not any(next(path.glob(pattern), None) for pattern in _PICKLES):
         raise CheckpointError(
             f"{model}: no weights in it ({' or '.join(reversed(_SAFETENSORS))} was expected)"
@@ -98,7 +100,7 @@ def find_checkpoint(
             "with torch's weights-only unpickler"
         )
     if files := _weight_files(path, _PICKLED):
-        return Checkpoint(path, "pickle", files, trust_remote_code)
+        return Checkpoint(path, "pickle", files, trust_remote_code, allow_pickle=True)
     raise CheckpointError(
         f"{model}: pickled weights under another name than {' or '.join(reversed(_PICKLED))}, "
         "which transformers does not look for"

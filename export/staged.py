@@ -20,6 +20,7 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.cache_ports import is_past, present_name
 from headport.export.segments import Segment, split_graph
+from headport.head_parts import find_head
 from headport.heads import HeadOutput, HeadSessions
 from headport.progress import bar
 from headport.runner import PortableRunner
@@ -81,8 +82,21 @@ class StagedRunner(PortableRunner):
     ) -> HeadOutput:
         if self._results is not None:
             return super().head(hidden_states, name, noise)
-        size = self._manifest.heads[name].vocab_size
-        return HeadOutput(np.zeros((len(hidden_states), size), np.float32), None)
+        return HeadOutput(self._nothing(hidden_states, name), None)
+
+    def full_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
+        if self._results is not None:
+            return super().full_logits(hidden_states, name)
+        return self._nothing(hidden_states, name)
+
+    def rows(self, hidden_states: Float32, token_ids: Int64, name: str = "lm") -> Float32:
+        if self._results is not None:
+            return super().rows(hidden_states, token_ids, name)
+        return self._nothing(hidden_states, name)[:, token_ids]
+
+    def _nothing(self, hidden_states: Float32, name: str) -> Float32:
+        size = find_head(self._manifest, name).vocab_size
+        return np.zeros((len(hidden_states), size), np.float32)
 
 
 class _Declared:

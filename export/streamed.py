@@ -18,7 +18,9 @@ import torch
 
 from headport.errors import CheckpointError
 from headport.export.checkpoint import (
+    VALUE_HEAD_PREFIX,
     Checkpoint,
+    ModelKind,
     check_finite,
     load_model,
     load_pretrained,
@@ -44,7 +46,9 @@ class Road:
     unused: tuple[str, ...] = ()  # tensors of the checkpoint that the model does not use
 
 
-def load_streamed(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> tuple[Any, Road]:
+def load_streamed(
+    checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, kind: ModelKind = "causal"
+) -> tuple[Any, Road]:
     """Load a model whose weights stay in the checkpoint's safetensors files, where that works.
 
     Returns:
@@ -55,15 +59,15 @@ def load_streamed(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) ->
     """
     reason = _why_not_streamed(checkpoint)
     if reason:
-        return load_model(checkpoint, dtype), Road("loaded", reason)
+        return load_model(checkpoint, dtype, kind), Road("loaded", reason)
     with _files_left_closed() as parts, recording() as refusals:
         try:
-            model = load_pretrained(checkpoint, dtype)
+            model = load_pretrained(checkpoint, dtype, kind)
         except CheckpointError:
             if not refusals:
                 raise
     if refusals:
-        return load_model(checkpoint, dtype), Road("loaded", refusals[0])
+        return load_model(checkpoint, dtype, kind), Road("loaded", refusals[0])
     unused = _settle(checkpoint, model, parts)
     check_finite(checkpoint, model, blocks)
     return model.eval(), Road("streamed", unused=unused)
@@ -128,4 +132,5 @@ def _settle(
                 module._buffers[name] = buffer.evaluate()
     # A tied weight that is stored twice was compared with its twin.
     twins = set(getattr(model, "all_tied_weights_keys", {}))
-    return tuple(sorted(parts.keys() - used - twins))
+    beside = {name for name in parts if name.startswith(VALUE_HEAD_PREFIX)}
+    return tuple(sorted(parts.keys() - used - twins - beside))

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from headport.bundle import Bundle, draft_bundle
 from headport.errors import QuantizeError
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
+from headport.head_parts import all_parts, with_heads
 from headport.ledger import find_tensor, head_weight
 from headport.lowering.matrices import Matrix, Table, find_matrices, find_tables
 from headport.manifest import BackboneQuantization, Head, Manifest, StoredMatrix, Tensor
@@ -29,7 +30,7 @@ from headport.quantize.formats import FORMATS
 from headport.quantize.spool import Spool
 from headport.selftest import write_selftest
 
-__all__ = ["quantize_backbone"]
+__all__ = ["described_head", "quantize_backbone"]
 
 _LARGEST_HALF = 65504.0  # of float16
 _SHOWN = 8  # rows named in a message
@@ -53,6 +54,9 @@ def quantize_backbone(
         ParityError: If a written matrix does not multiply as it should.
     """
     source = Bundle.open(bundle)
+    source.require_decoder_only(
+        "quantising its backbone or embedding", "quantise its head with --head alone"
+    )
     graph = _quantizable_backbone(source)
     with draft_bundle(output, force=force) as draft:
         models = load_graphs(source)
@@ -73,8 +77,12 @@ def quantize_backbone(
             embedding=dict.fromkeys(lookups, request.embedding) if request.embedding else {},
             activations=request.activations,
         )
-        heads = {n: _head(source.manifest, manifest, h, graph) for n, h in manifest.heads.items()}
-        changed = msgspec.structs.replace(manifest, backbone_quantization=record, heads=heads)
+        heads = {
+            name: described_head(source.manifest, manifest, head, graph)
+            for name, head in all_parts(manifest).items()
+        }
+        changed = msgspec.structs.replace(manifest, backbone_quantization=record)
+        changed = with_heads(changed, heads)
         preview = draft.preview(changed)
         report = backbone_report(
             source,
@@ -179,8 +187,15 @@ def _refuse(name: str, wrong: npt.NDArray[np.bool_], what: str, instead: str | N
         raise QuantizeError(f"{name} holds {what} in the weights of output {named}{more}; {advice}")
 
 
-def _head(before: Manifest, after: Manifest, head: Head, backbone: str) -> Head:
-    """A head's entry as the ledger has its weight now, which the embedding may share or not."""
+def described_head(before: Manifest, after: Manifest, head: Head, backbone: str) -> Head:
+    """A head's entry as the ledger has its weight now, which the embedding may share or not.
+
+    Args:
+        before: Of the bundle that was changed.
+        after: With the written graphs and ledger.
+        head: Its entry before.
+        backbone: The graph that reads the embedding.
+    """
     _, initializer = head_weight(before, head)
     entry = find_tensor(after, head.graph, initializer)
     changed = msgspec.structs.replace(head, weight=entry.name, tied=_reads(backbone, entry))

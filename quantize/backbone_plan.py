@@ -33,7 +33,7 @@ _EMBEDDING_FORMATS = ("none", "fp16", "int8")
 BACKBONE_FORMATS = ("none", *_HAS_BLOCKS)
 _WEIGHT = ".weight"
 _HEAD_OPTIONS = (
-    *("block", "asymmetric", "calibration", "calibration_tokens"),
+    *("name", "block", "asymmetric", "calibration", "calibration_tokens"),
     *("activations", "rescore", "certify", "bound"),
 )
 

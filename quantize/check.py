@@ -17,6 +17,7 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.certificate import round_activations, rounds_in_graph
 from headport.errors import ParityError
+from headport.head_parts import find_head
 from headport.ledger import head_weight, read_tensor
 from headport.manifest import Head, Quantization
 from headport.quantize.calibration import Calibration
@@ -76,7 +77,7 @@ def check_head(
         source: The bundle before quantising; holds the original weight.
         written: The bundle after it, as it lies on disk.
         bias: b [V] of the original head, None where it has none.
-        name: The head.
+        name: The head, or the part of one.
         calibration: What its rounding was compensated for; None where it is rounded to nearest.
         settings: Session settings.
 
@@ -86,11 +87,11 @@ def check_head(
     Raises:
         ParityError: If one is not, or a logit is not finite.
     """
-    head = written.manifest.heads[name]
+    head = find_head(written.manifest, name)
     quantization = head.quantization
     if quantization is None:
         raise ParityError("the written head is not quantised although it was asked for")
-    entry, _ = head_weight(source.manifest, source.manifest.heads[name])
+    entry, _ = head_weight(source.manifest, find_head(source.manifest, name))
     weight = read_tensor(source, entry)
     graph = written.manifest.graphs[head.graph]
     session = open_session(written.path / graph.file, written.manifest.session_options, settings)

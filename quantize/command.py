@@ -13,16 +13,23 @@ from headport.bundle import Bundle, check_output, draft_bundle, refuse_overlap
 from headport.command import Outcome
 from headport.errors import UsageError
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
+from headport.head_parts import all_parts, with_heads
 from headport.ledger import find_tensor
 from headport.manifest import Head, Manifest, Stage
-from headport.quantize.backbone import quantize_backbone
+from headport.quantize.backbone import described_head, quantize_backbone
 from headport.quantize.backbone_plan import backbone_request, refuse_head_options
 from headport.quantize.backbone_report import backbone_lines
 from headport.quantize.calibration import Calibration, calibrate, calibration_record
 from headport.quantize.check import check_head
-from headport.quantize.head import HEAD, check_options, quantisable_head, quantise_head
+from headport.quantize.chosen_heads import chosen_heads
+from headport.quantize.head import HEAD, QuantisedHead, check_options, quantise_head
 from headport.quantize.options import Options
-from headport.quantize.report import CalibrationReport, make_report, summary
+from headport.quantize.report import (
+    CalibrationReport,
+    QuantizeReport,
+    make_report,
+    summary,
+)
 from headport.selftest import write_selftest
 
 __all__ = ["SUMMARY", "Options", "check", "quantize", "run"]
@@ -62,7 +69,7 @@ def quantize(options: Options) -> Bundle:
         return quantize_backbone(options.bundle, options.output, request, force=options.force)
     if not request:
         return _quantize_head(options)
-    quantisable_head(Bundle.open(options.bundle))
+    chosen_heads(Bundle.open(options.bundle), options.name)
     check_output(options.output, force=options.force)
     parent = options.output.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -73,26 +80,68 @@ def quantize(options: Options) -> Bundle:
 
 def _quantize_head(options: Options) -> Bundle:
     source = Bundle.open(options.bundle)
-    quantisable_head(source)
+    chosen = chosen_heads(source, options.name)
+    _check_chosen(options, chosen)
     with draft_bundle(options.output, force=options.force) as draft:
         calibration = _calibration(options, source)
-        made = quantise_head(source, options, calibration)
-        models = load_graphs(source) | made.models
+        made = {name: quantise_head(source, options, calibration, name) for name in chosen}
+        models = load_graphs(source)
+        for each in made.values():
+            models |= each.models
         new_heads = {name: f"{name}.onnx" for name in models.keys() - source.manifest.graphs.keys()}
         manifest = rewrite_bundle(source, models, draft.path, new_heads)
-        heads = {**manifest.heads, HEAD: _as_stored(manifest, made.entry)}
-        preview = draft.preview(msgspec.structs.replace(manifest, heads=heads))
-        check = check_head(source, preview, made.bias, name=HEAD, calibration=calibration)
-        report = make_report(
-            source.manifest, preview.manifest, made.stored, made.weight_bytes, check
-        )
-        chosen = made.chosen
-        if calibration is not None:
-            gain = made.loss_ratio or 1.0
-            report = replace(report, calibration=CalibrationReport(calibration.positions, gain))
-            chosen |= {"calibration": calibration_record(options.calibration)}
+        stored = {name: _as_stored(manifest, each.entry) for name, each in made.items()}
+        # A weight that another head shared with one of these has a name of its own now.
+        reader = next(n for n, g in manifest.graphs.items() if g.role in ("backbone", "encoder"))
+        others = {
+            name: described_head(source.manifest, manifest, head, reader)
+            for name, head in all_parts(manifest).items()
+            if name not in stored
+        }
+        preview = draft.preview(with_heads(manifest, stored | others))
+        reports = {
+            name: _report(source, preview, name, each, calibration) for name, each in made.items()
+        }
         manifest = write_selftest(preview)
-        return draft.commit(add_stage(manifest, "quantize", chosen, asdict(report)))
+        for name, each in made.items():
+            settings = each.chosen | ({} if name == HEAD else {"name": name})
+            if calibration is not None:
+                settings |= {"calibration": calibration_record(options.calibration)}
+            manifest = add_stage(manifest, "quantize", settings, asdict(reports[name]))
+        return draft.commit(manifest)
+
+
+def _check_chosen(options: Options, chosen: dict[str, Head]) -> None:
+    """Refuse what only a head on the backbone's own hidden states can be given."""
+    others = [name for name in chosen if name != HEAD]
+    if others and (options.rescore is not None or options.certify):
+        raise UsageError(
+            f"--rescore and --certify are for the head {HEAD} alone, {', '.join(others)} would be "
+            f"quantised too; pass --name {HEAD}"
+        )
+    behind = [name for name, head in chosen.items() if head.transform is not None]
+    if behind and options.calibration:
+        raise UsageError(
+            f"--calibration: {', '.join(behind)} get states that another graph makes of hidden "
+            "states, which calibration does not see; leave it out, or name other heads"
+        )
+
+
+def _report(
+    source: Bundle,
+    written: Bundle,
+    name: str,
+    made: QuantisedHead,
+    calibration: Calibration | None,
+) -> QuantizeReport:
+    check = check_head(source, written, made.bias, name=name, calibration=calibration)
+    report = make_report(
+        *(source.manifest, written.manifest, name, made.stored, made.weight_bytes), check=check
+    )
+    if calibration is None:
+        return report
+    gain = made.loss_ratio or 1.0
+    return replace(report, calibration=CalibrationReport(calibration.positions, gain))
 
 
 def _as_stored(manifest: Manifest, head: Head) -> Head:
@@ -106,6 +155,7 @@ def _as_stored(manifest: Manifest, head: Head) -> Head:
 def _calibration(options: Options, source: Bundle) -> Calibration | None:
     if not options.calibration:
         return None
+    source.require_decoder_only("--calibration", "leave it out")
     from headport.quantize.states import collect_states
 
     with tempfile.TemporaryDirectory(prefix="headport.") as folder:
@@ -118,8 +168,9 @@ def _calibration(options: Options, source: Bundle) -> Calibration | None:
 def run(options: Options) -> Outcome:
     """Quantise and say what was made."""
     bundle = quantize(options)
-    made = 1 + (options.head != "none" and bool(backbone_request(options)))
-    text = "\n".join(_stage_text(bundle, s) for s in bundle.manifest.provenance.stages[-made:])
+    before = Bundle.open(options.bundle, verify=False).manifest.provenance.stages
+    made = bundle.manifest.provenance.stages[len(before) :]
+    text = "\n".join(_stage_text(bundle, stage) for stage in made)
     return Outcome(text, _document(options, bundle))
 
 

@@ -16,13 +16,14 @@ from headport.graphs import load_graphs
 from headport.ledger import head_weight, read_tensor
 from headport.manifest import Head, Quantization
 from headport.quantize.calibration import Calibration, compensated_rounder, loss_ratio
+from headport.quantize.chosen_heads import chosen_heads
 from headport.quantize.formats import FORMATS, Format, StoredWeight
 from headport.quantize.head_pass import find_product, store_head_weight
 from headport.quantize.options import Options
 from headport.quantize.rescoring import Rescoring, add_rescoring
 from headport.quantize.static_pass import round_hidden_states
 
-__all__ = ["HEAD", "QuantisedHead", "check_options", "quantisable_head", "quantise_head"]
+__all__ = ["HEAD", "QuantisedHead", "check_options", "quantise_head"]
 
 HEAD = "lm"
 
@@ -57,13 +58,14 @@ class QuantisedHead:
 
 
 def quantise_head(
-    source: Bundle, options: Options, calibration: Calibration | None = None
+    source: Bundle, options: Options, calibration: Calibration | None = None, name: str = HEAD
 ) -> QuantisedHead:
     """Store a head's weight as its options say.
 
     Args:
         source: Portable bundle; not changed.
         options: Recipe of the head.
+        name: The head, or the part of one.
         calibration: Hidden states to compensate errors for; needed if `options.calibration` is
             given.
 
@@ -73,7 +75,7 @@ def quantise_head(
     """
     quantization, kind, count = check_options(options)
     assert (calibration is not None) == (quantization.rounding == "compensated")
-    head = quantisable_head(source)
+    head = chosen_heads(source, [name])[name]
     entry, initializer = head_weight(source.manifest, head)
     model = load_graphs(source)[head.graph]
     product = find_product(model, initializer)
@@ -187,30 +189,6 @@ def _candidate_count(options: Options, kind: Format) -> int:
             "would be proved; use --rescore"
         )
     return asked or kind.candidates
-
-
-def quantisable_head(bundle: Bundle) -> Head:
-    """The head of a portable bundle.
-
-    Raises:
-        QuantizeError: If the bundle is lowered, has no such head, or it is quantised already.
-    """
-    manifest = bundle.manifest
-    if manifest.target != "portable":
-        raise QuantizeError(
-            f"{bundle.path} is lowered to {manifest.target}; quantise the portable bundle it was "
-            "made from, then lower again"
-        )
-    if HEAD not in manifest.heads:
-        known = ", ".join(manifest.heads) or "none"
-        raise QuantizeError(f"{bundle.path}: no head {HEAD!r} to quantise (heads: {known})")
-    head = manifest.heads[HEAD]
-    if head.quantization is not None:
-        raise QuantizeError(
-            f"{bundle.path}: the head is already stored as {head.quantization.format}; "
-            "quantise the bundle it was made from"
-        )
-    return head
 
 
 def _bias(product: ir.Node) -> npt.NDArray[np.float32] | None:

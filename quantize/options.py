@@ -19,6 +19,14 @@ class Options(OptionRecord, frozen=True):
         Literal["none", "int8", "int8-row", "int4", "fp16", "bf16", "fp8"],
         option("how the head's weight is stored; none: as it is"),
     ] = "none"
+    name: Annotated[
+        tuple[str, ...],
+        option(
+            "heads to quantise, or parts of them, as inspect names them (default: all heads over "
+            "the vocabulary)",
+            metavar="HEAD",
+        ),
+    ] = ()
     block: Annotated[
         Literal[16, 32, 64, 128, 256] | None,
         option("int8, int4: weights of a row that share a scale (default: int8 64, int4 32)"),

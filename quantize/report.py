@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from headport.bundle import Bundle
+from headport.head_parts import find_head
 from headport.manifest import Manifest
 from headport.quantize.check import HeadCheck
 from headport.quantize.formats import FORMATS, StoredWeight
 from headport.quantize.rescoring import RescoringBytes, bytes_of
 
 __all__ = ["CalibrationReport", "QuantizeReport", "make_report", "summary"]
-
-_HEAD = "lm"
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,26 @@ class CalibrationReport:
 
 
 def make_report(
-    before: Manifest, after: Manifest, stored: StoredWeight, weight_bytes: int, check: HeadCheck
+    before: Manifest,
+    after: Manifest,
+    name: str,
+    stored: StoredWeight,
+    weight_bytes: int,
+    *,
+    check: HeadCheck,
 ) -> QuantizeReport:
     """Collect the report.
 
     Args:
         before: Manifest of the bundle before.
         after: Manifest of the bundle after, as written.
+        name: The head, or the part of one.
         stored: The stored weight.
         weight_bytes: Of the head's weight before.
         check: Outcome of the after-check.
     """
     errors = stored.row_errors
-    head = after.heads[_HEAD]
+    head = find_head(after, name)
     return QuantizeReport(
         rows=len(errors),
         row_error_max=float(errors.max()),
@@ -67,7 +73,7 @@ def make_report(
         weight_bytes_after=stored.nbytes,
         tensor_bytes_before=sum(t.length for t in before.tensors),
         tensor_bytes_after=sum(t.length for t in after.tensors),
-        was_tied=before.heads[_HEAD].tied,
+        was_tied=find_head(before, name).tied,
         check=check,
         rescoring=bytes_of(after, head) if head.candidates is not None else None,
     )
@@ -91,8 +97,9 @@ def summary(bundle: Bundle, chosen: dict[str, Any], report: dict[str, Any]) -> s
     tied = " (the embedding, which it was tied to, stays)" if report["was_tied"] else ""
     megabytes = {key: f"{report[key] / 1e6:.1f} MB" for key in report if "_bytes_" in key}
     check = report["check"]
+    which = f"head {chosen['name']}" if "name" in chosen else "head"
     lines = [
-        f"{bundle.path.name}: head stored as {what}",
+        f"{bundle.path.name}: {which} stored as {what}",
         f"head weight {megabytes['weight_bytes_before']} → {megabytes['weight_bytes_after']}{tied}",
         f"all tensors {megabytes['tensor_bytes_before']} → {megabytes['tensor_bytes_after']}",
         f"relative error of a row: p99 {report['row_error_p99']:.2e}, "
@@ -117,7 +124,7 @@ def summary(bundle: Bundle, chosen: dict[str, Any], report: dict[str, Any]) -> s
 
 
 def _rescoring_lines(bundle: Bundle, sizes: dict[str, Any]) -> list[str]:
-    form = bundle.manifest.heads[_HEAD].candidates
+    form = bundle.manifest.heads["lm"].candidates  # no other head gives any
     assert form is not None
     proof = f", ranks proved by a bound per {form.bound}" if form.certified else ""
     where = "shared with the embedding" if sizes["original_shared"] else "kept beside it"

@@ -17,7 +17,8 @@ from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import OutputError, QuantizeError, UsageError
 from headport.progress import track
 from headport.quantize.calibration import Calibration, calibrate, calibration_record
-from headport.quantize.head import quantisable_head
+from headport.quantize.chosen_heads import chosen_heads
+from headport.quantize.head import HEAD
 from headport.quantize.recipes import DEFAULT_RECIPES, Recipe, parse_recipe
 from headport.quantize.states import collect_states
 from headport.quantize.sweep_report import pareto, render_markdown, render_webpage, terminal_lines
@@ -93,7 +94,10 @@ def sweep(options: Options) -> SweepReport:
     recipes = _recipes(options)
     _refuse_same_text(options)
     source = Bundle.open(options.bundle)
-    quantisable_head(source)
+    source.require_decoder_only(
+        "a sweep of recipes", "quantise its head with `headport quantize --head`"
+    )
+    chosen_heads(source, [HEAD])
     settings = SessionSettings(threads=options.threads)
     with tempfile.TemporaryDirectory(prefix="headport.") as folder:
         work = Path(folder)

@@ -87,6 +87,11 @@ class Tokens:
         found: str | None = self._inner.id_to_token(token_id)
         return f"<no token {token_id}>" if found is None else found
 
+    def id_of(self, piece: str) -> int | None:
+        """The id of a token by its own spelling; None if there is no such token."""
+        found: int | None = self._inner.token_to_id(piece)
+        return found
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         text: str = self._inner.decode(list(ids), skip_special_tokens=True)

@@ -143,3 +143,14 @@ def tiny_lowered(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
     output = tmp_path_factory.mktemp("bundle") / "llama-ort-cpu"
     return lower(Options(bundle=tiny_bundle, output=output, target="ort-cpu")).path
+
+
+@pytest.fixture(scope="session")
+def headed_bundle(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_llama` with one head of each kind of `tests.head_models` beside its own."""
+    from headport.export.command import Options, export
+    from tests.head_models import head_modules, save_modules
+
+    folder = tmp_path_factory.mktemp("heads")
+    heads = tuple(save_modules(folder, head_modules()))
+    return export(Options(model=str(tiny_llama), output=folder / "bundle", head=heads)).path

@@ -24,6 +24,7 @@ from headport.quantize.prune.report import PruneReport, head_bytes, summary
 from headport.quantize.prune.request import check_options, chosen_options, selection_of
 from headport.quantize.prune.rewrite import refuse_tokenizer
 from headport.quantize.prune.selection import Selection
+from headport.quantize.prune.task_heads import refuse_clusters, renumbered
 from headport.quantize.prune.tokenizer_check import check_rewritten
 from headport.quantize.prune.tokens import TokenTable, read_tokens
 from headport.selftest import write_selftest
@@ -63,6 +64,7 @@ def prune(options: Options) -> Bundle:
     refuse_overlap(options.bundle, options.output)
     check_output(options.output, force=options.force)
     source = Bundle.open(options.bundle)
+    source.require_decoder_only("pruning its vocabulary", "keep it whole")
     _refuse(source)
     table = read_tokens(source)
     if options.mode == "both":
@@ -94,6 +96,7 @@ def _refuse(source: Bundle) -> None:
             f"{source.path} has an encoder ({', '.join(encoders)}), whose vocabulary this release "
             "cannot tell from the decoder's"
         )
+    refuse_clusters(manifest, str(source.path))
     width = manifest.vocabulary.kept_size or manifest.vocabulary.padded_size
     for name, head in manifest.heads.items():
         if head.vocab_size != width:
@@ -176,7 +179,11 @@ def _renumber(
         map=None,
         checkpoint_ids=_CHECKPOINT_IDS,
     )
-    return msgspec.structs.replace(manifest, defaults=defaults, vocabulary=vocabulary), notes
+    task_heads = renumbered(source.manifest, kept)
+    changed = msgspec.structs.replace(
+        manifest, defaults=defaults, vocabulary=vocabulary, task_heads=task_heads
+    )
+    return changed, notes
 
 
 def _report(source: Bundle, after: Manifest, closure: Closure, selection: Selection) -> PruneReport:

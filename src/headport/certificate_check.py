@@ -31,6 +31,7 @@ from headport.certificate import (
     round_activations,
 )
 from headport.errors import BundleError
+from headport.heads import HeadMethods
 from headport.ledger import find_tensor, head_weight, read_tensor
 from headport.manifest import Head
 from headport.runner import Candidates, QuantisedLogits, Runner
@@ -107,7 +108,7 @@ def require_certificate(
 
 
 def check_certificate(
-    bundle: Bundle, runner: Runner, name: str = "lm", rows: int | None = None
+    bundle: Bundle, runner: Runner | HeadMethods, name: str = "lm", rows: int | None = None
 ) -> CertificateCheck:
     """Compare a certified head with float64.
 

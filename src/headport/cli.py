@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "analyse": ("headport.validate.analysis.command", "Show terms, ends, loops, certainty."),
     "gpu-check": ("headport.validate.gpu.command", "Check on a GPU what only a GPU can show."),
     "generate": ("headport.runtime.command", "Generate text from a bundle, streaming."),
+    "heads": ("headport.runtime.heads_command", "Say what a bundle's heads answer about texts."),
     "serve": ("headport.runtime.serve.command", "Serve a bundle over HTTP, as the OpenAI API."),
     "triton": ("headport.runtime.triton.command", "Write a bundle as models for NVIDIA's Triton."),
     "inspect": ("headport.inspection", "Say what a bundle is and whether it is intact."),

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import BundleError
+from headport.head_parts import find_head
 from headport.ledger import find_tensor, head_weight, read_rows
 from headport.manifest import Head, Manifest, Tensor
 
@@ -85,14 +86,14 @@ class HeadRows:
 
     Args:
         bundle: Holds the head.
-        name: The head.
+        name: The head, or the part of one.
 
     Raises:
         BundleError: If the bundle's ledger does not hold what a row is made of.
     """
 
     def __init__(self, bundle: Bundle, name: str) -> None:
-        manifest, self.head = bundle.manifest, bundle.manifest.heads[name]
+        manifest, self.head = bundle.manifest, find_head(bundle.manifest, name)
         self._bundle = bundle
         self.graph, weight, self._weight_name = _weight(manifest, self.head)
         self._weight = weight
@@ -100,6 +101,7 @@ class HeadRows:
         self.activation_block = self._activation_block()
         port = next(p for p in manifest.graphs[self.graph].inputs if p.name == "hidden_states")
         self._is_half = port.dtype == "float16"
+        self._states_width = int(port.shape[1])
         kind = "packed" if self._weight_name.endswith(_PACKED) else weight.dtype
         if kind not in _GATHER:
             raise BundleError(
@@ -115,7 +117,7 @@ class HeadRows:
     def gather(self, columns: Int64) -> GatheredRows:
         """The rows of some of the head's columns, [n]."""
         # A packed row is filled up to whole blocks.
-        weight = self._gather(self, columns)[:, : self._bundle.manifest.model.hidden_size]
+        weight = self._gather(self, columns)[:, : self._states_width]
         return GatheredRows(
             weight=np.ascontiguousarray(weight, np.float32),
             bias=None if self._bias is None else self._rows(self._bias, columns),

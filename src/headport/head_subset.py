@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import BundleError
+from headport.head_parts import find_head
 from headport.head_rows import GatheredRows, HeadRows
 
 __all__ = ["HeadSubset"]
@@ -39,14 +40,14 @@ class HeadSubset:
 
     Args:
         bundle: Holds the head.
-        name: The head.
-        full_logits: All logits [N, V] of hidden states [N, H].
+        name: The head, or the part of one.
+        full_logits: All logits [N, V] of what its graph is given, [N, H].
     """
 
     def __init__(self, bundle: Bundle, name: str, full_logits: _Head) -> None:
         self._name = name
         self._full_logits = full_logits
-        self._width = bundle.manifest.heads[name].vocab_size
+        self._width = find_head(bundle.manifest, name).vocab_size
         self._rows: HeadRows | None = None
         self.whole_because = ""  # why the whole head runs, if it does whatever is asked for
         self._remembered: OrderedDict[bytes, GatheredRows] = OrderedDict()

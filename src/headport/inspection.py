@@ -22,6 +22,7 @@ from headport.engines import (
 )
 from headport.errors import BundleError
 from headport.gpu_probe import probe_gpu
+from headport.head_lines import stored_as, task_head_lines
 from headport.manifest import (
     BackboneQuantization,
     Head,
@@ -29,6 +30,8 @@ from headport.manifest import (
     Manifest,
     Model,
     Provenance,
+    Source,
+    TaskHead,
     Vocabulary,
 )
 from headport.memory import MemoryUse, measure_memory
@@ -63,6 +66,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     vocabulary: Vocabulary
     heads: dict[str, Head]
+    task_heads: dict[str, TaskHead]
     graph_bytes: dict[str, int]  # bytes of the tensors each graph reads; shared ones count in each
     tensor_bytes: int  # bytes of the tensors on disk, each once
     total_bytes: int
@@ -74,6 +78,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     selftest: dict[str, Any] | None = None
     memory: MemoryUse | None = None
     backbone_quantization: BackboneQuantization | None = None
+    source: Source | None = None  # of an encoder-decoder model
     engines: tuple[EngineRecord, ...] = ()
     engine_faults: dict[str, tuple[str, ...]] = {}  # plan → why it is not this bundle's
     engine_notes: dict[str, tuple[str, ...]] = {}  # plan → why it cannot be run on this machine
@@ -82,6 +87,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         """The description as lines for a terminal."""
         model, vocabulary = self.model, self.vocabulary
         kept = f", {vocabulary.kept_size} kept" if vocabulary.kept_size else ""
+        kept += ", renumbered from the checkpoint's" if vocabulary.checkpoint_ids else ""
         rows = [
             ("bundle", f"{self.bundle} ({_size(self.total_bytes)}, target {self.target})"),
             (
@@ -89,8 +95,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
                 f"{model.architecture}, {model.layers} layers, hidden {model.hidden_size}, "
                 f"context {model.max_context}, {model.dtype}",
             ),
+            *(("encoder", line) for line in _source(self.source)),
             ("vocabulary", f"{vocabulary.size} of {vocabulary.padded_size} rows{kept}"),
             *((f"head {name}", _head(head)) for name, head in self.heads.items()),
+            *(
+                (f"head {name}", line)
+                for name, head in self.task_heads.items()
+                for line in task_head_lines(name, head)
+            ),
             *(("backbone", line) for line in _backbone(self.backbone_quantization)),
             *((f"graph {name}", _size(size)) for name, size in self.graph_bytes.items()),
             ("licence", f"{self.license.id or 'not stated'} ({self.license.source})"),
@@ -155,15 +167,8 @@ def _memory(use: MemoryUse) -> str:
 
 
 def _head(head: Head) -> str:
-    parts = [f"[{head.vocab_size}, hidden] {head.outputs}"]
-    if head.quantization is None:
-        parts.append("not quantised")
-    else:
-        block = f" block {head.quantization.block}" if head.quantization.block else ""
-        activations = f", activations {head.quantization.activations}"
-        zeros = "" if head.quantization.symmetric else " with zero points"
-        errors = ", errors compensated" if head.quantization.rounding == "compensated" else ""
-        parts.append(head.quantization.format + zeros + block + errors + activations)
+    parts = [f"[{head.vocab_size}, hidden] {head.outputs}", stored_as(head)]
+    parts += [f"after the graph {head.transform}"] if head.transform else []
     parts.append("tied to the embedding" if head.tied else "untied")
     if head.candidates is not None:
         parts[0] = f"[{head.vocab_size}, hidden] → {head.candidates.count} candidates"
@@ -194,6 +199,16 @@ def _backbone(record: BackboneQuantization | None) -> list[str]:
     return [f"{', '.join(parts)}, activations {record.activations} once lowered"]
 
 
+def _source(source: Source | None) -> list[str]:
+    """What the encoder reads for the decoder, which is the backbone, as one line."""
+    if source is None:
+        return []
+    if source.vocab_size is None:
+        return ["reads features; its cross keys and values are read by the backbone, a decoder"]
+    most = "any number of" if source.max_length is None else f"up to {source.max_length}"
+    return [f"reads {most} tokens; its cross keys and values are read by the backbone, a decoder"]
+
+
 def _stage(stage: Any) -> str:
     given = ", ".join(f"{key}={value}" for key, value in stage.options.items())
     return f"{stage.stage} ({given})"
@@ -217,6 +232,7 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
         model=manifest.model,
         vocabulary=manifest.vocabulary,
         heads=manifest.heads,
+        task_heads=manifest.task_heads,
         graph_bytes=_graph_bytes(manifest),
         tensor_bytes=sum(tensor.length for tensor in manifest.tensors),
         total_bytes=sum(entry.bytes for entry in manifest.files.values()),
@@ -227,6 +243,7 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
         unlisted_files=tuple(bundle.unlisted_files()),
         selftest=None if selftest is None else _selftest(selftest),
         backbone_quantization=manifest.backbone_quantization,
+        source=manifest.source,
         engines=engines,
         engine_faults={e.plan: tuple(f) for e in engines if (f := strangers(bundle, e))},
         engine_notes={
@@ -238,6 +255,11 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
 def _selftest(result: SelftestResult) -> dict[str, Any]:
     heads = ", ".join(f"{name} {error:.2e}" for name, error in result.logits_error.items())
     accepted = result.tolerance
+    others = "".join(
+        f"; head {name} max |Δ| {error:.2e} (accepted {accepted.task_heads[name]:.2e})"
+        for name, error in result.task_heads_error.items()
+    )
+    logits = f", logits max |Δ| {heads} (accepted {accepted.logits:.2e})" if heads else ""
     certificates = "".join(
         f"; head {name}: {check.text()}" for name, check in result.certificates.items()
     )
@@ -246,11 +268,12 @@ def _selftest(result: SelftestResult) -> dict[str, Any]:
         "certificates": {name: asdict(check) for name, check in result.certificates.items()},
         "hidden_states_error": result.hidden_states_error,
         "logits_error": result.logits_error,
+        "task_heads_error": result.task_heads_error,
         "tolerance": accepted,
         "text": (
             f"{'passed' if result else 'FAILED'}: hidden states max |Δ| "
-            f"{result.hidden_states_error:.2e} (accepted {accepted.hidden_states:.2e}), "
-            f"logits max |Δ| {heads} (accepted {accepted.logits:.2e}){certificates}"
+            f"{result.hidden_states_error:.2e} (accepted {accepted.hidden_states:.2e})"
+            f"{logits}{others}{certificates}"
         ),
     }
 

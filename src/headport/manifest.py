@@ -10,6 +10,7 @@ from headport.errors import BundleError
 
 __all__ = [
     "SCHEMA_VERSION",
+    "AdaptiveHead",
     "BackboneQuantization",
     "CandidateForm",
     "FileEntry",
@@ -22,9 +23,15 @@ __all__ = [
     "Provenance",
     "Quantization",
     "SelftestTolerance",
+    "Source",
     "Stage",
     "StoredMatrix",
+    "Task",
+    "TaskHead",
+    "TasksHead",
     "Tensor",
+    "TreeHead",
+    "ValueHead",
     "Vocabulary",
     "decode_manifest",
     "encode_manifest",
@@ -96,10 +103,11 @@ class CandidateForm(_Strict, frozen=True):
     original_tied: bool  # it is the same ledger entry as the input embedding
 
 
-class Head(_Strict, frozen=True):
+class Head(_Strict, frozen=True, omit_defaults=True):
     """hidden_states [N, H] → outputs. Logits are `softcap(scale * (W h + b))`.
 
-    `outputs` says which form the graph gives: `logits` [N, V], or `candidates`
+    Where there is a `transform`, that graph comes first (hidden_states [N, H] → states [N, F]) and
+    h are its states. `outputs` says which form the graph gives: `logits` [N, V], or `candidates`
     (candidate_ids [N, M], candidate_logits [N, M], logsumexp [N], certified_k [N], and what
     `headport.runner.Candidates` adds); `candidates` then says more.
     """
@@ -114,6 +122,65 @@ class Head(_Strict, frozen=True):
     tied: bool  # the weight is the same ledger entry as the input embedding
     quantization: Quantization | None
     candidates: CandidateForm | None = None
+    transform: str | None = None  # graph that comes before it
+
+
+class Task(_Strict, frozen=True):
+    """One task of a head: its outputs are `head.vocab_size` scores."""
+
+    head: Head
+    labels: tuple[str, ...]  # names of the scores, in order
+
+
+class ValueHead(_Strict, frozen=True, tag_field="kind", tag="value"):
+    """A scalar per position; with `pooling` last, one per text, at its last token.
+
+    The last token is the last one that is not `pad_id`, where a padding token is named.
+    """
+
+    meaning: str  # whence it comes, in words
+    head: Head  # of one output
+    pooling: Literal["none", "last"]
+    pad_id: int | None
+
+
+class TasksHead(_Strict, frozen=True, tag_field="kind", tag="tasks"):
+    """Named tasks, often behind one shared layer; the task is chosen per text."""
+
+    meaning: str
+    tasks: dict[str, Task]
+    pooling: Literal["none", "last"]  # as of a `ValueHead`
+    pad_id: int | None
+
+
+class AdaptiveHead(_Strict, frozen=True, tag_field="kind", tag="adaptive"):
+    """Adaptive softmax: frequent tokens in a shortlist, the others in tail clusters.
+
+    The shortlist gives `cutoffs[0]` tokens and one score per cluster; cluster i holds the tokens
+    from `cutoffs[i]` to `cutoffs[i + 1] - 1`. Source: Grave et al. 2017, arXiv:1609.04309.
+    """
+
+    meaning: str
+    shortlist: Head
+    tails: tuple[Head, ...]
+    cutoffs: tuple[int, ...]  # the last one is the size of the vocabulary
+
+
+class TreeHead(_Strict, frozen=True, tag_field="kind", tag="tree"):
+    """Softmax over classes, then over the tokens of a class.
+
+    Row r of `members` is the token `order[r]`; class c owns the rows from `starts[c]` to
+    `starts[c + 1] - 1`. Source: Goodman 2001, arXiv:cs/0108006.
+    """
+
+    meaning: str
+    classes: Head
+    members: Head
+    starts: tuple[int, ...]
+    order: str | None  # file with int32 [V]; None: rows are in the order of their tokens
+
+
+TaskHead = ValueHead | TasksHead | AdaptiveHead | TreeHead
 
 
 class Tensor(_Strict, frozen=True):
@@ -177,11 +244,22 @@ class Model(_Strict, frozen=True):
     query_heads: int | None = None  # None: layers differ or it is not known
 
 
-class SelftestTolerance(_Strict, frozen=True):
+class Source(_Strict, frozen=True):
+    """What an encoder-decoder model reads before it answers; a decoder-only one has none.
+
+    Token ids [S], or features [features, frames] where `vocab_size` is None.
+    """
+
+    max_length: int | None  # token ids; None: positions are relative, and no table ends
+    vocab_size: int | None  # of the ids
+
+
+class SelftestTolerance(_Strict, frozen=True, omit_defaults=True):
     """Largest |Δ| the self-test accepts: absolute, in logits and in hidden-state units."""
 
     hidden_states: float
     logits: float
+    task_heads: dict[str, float] = {}  # by head, in its own units
 
 
 class FileEntry(_Strict, frozen=True):
@@ -191,7 +269,7 @@ class FileEntry(_Strict, frozen=True):
     bytes: int
 
 
-class Manifest(_Strict, frozen=True):
+class Manifest(_Strict, frozen=True, omit_defaults=True):
     """The whole of `manifest.json`."""
 
     schema_version: int
@@ -208,6 +286,8 @@ class Manifest(_Strict, frozen=True):
     selftest: SelftestTolerance | None
     files: dict[str, FileEntry]
     backbone_quantization: BackboneQuantization | None = None
+    task_heads: dict[str, TaskHead] = {}  # heads that give something else than logits of tokens
+    source: Source | None = None  # of an encoder-decoder model
 
     @property
     def backbone_name(self) -> str:
@@ -219,6 +299,11 @@ class Manifest(_Strict, frozen=True):
         for name, graph in self.graphs.items():
             if graph.role == "backbone":
                 return name
+        if any(graph.role == "encoder" for graph in self.graphs.values()):
+            raise BundleError(
+                "this is the bundle of an encoder: it reads whole texts and continues none, so "
+                "what works token by token is not for it; use headport.runtime.Heads"
+            )
         raise BundleError(
             f"the manifest's graphs are {', '.join(self.graphs) or 'none'}, one of role backbone "
             "was expected; write the bundle again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -12,11 +13,12 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.cache_ports import is_past, present_name
 from headport.errors import BundleError, PromptError
-from headport.heads import HeadOutput, HeadSessions, QuantisedLogits
+from headport.heads import HeadMethods, HeadOutput, HeadSessions, QuantisedLogits
 from headport.manifest import Graph
 from headport.session import SessionSettings, open_session
+from headport.source_encoder import RowSources, SourceEncoder, cross_names
 
-__all__ = ["Cache", "Runner", "SessionRunner", "check_step"]
+__all__ = ["Cache", "Runner", "SessionRunner", "check_step", "read_examples"]
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -34,6 +36,11 @@ class Cache(Protocol):
     @property
     def capacity(self) -> int:
         """Tokens a row may hold."""
+        ...
+
+    @property
+    def sources(self) -> RowSources:
+        """What each row reads beside its tokens."""
         ...
 
     def reorder(self, source_rows: Int64) -> None:
@@ -106,8 +113,11 @@ class Runner(Protocol):
         ...
 
 
-class SessionRunner:
-    """What all ONNX Runtime targets share: sessions, cache specification, heads."""
+class SessionRunner(HeadMethods):
+    """What all ONNX Runtime targets share: sessions, cache specification, heads.
+
+    `encoder` runs an encoder-decoder bundle's other half; None of a decoder-only bundle.
+    """
 
     def __init__(
         self, bundle: Bundle, settings: SessionSettings, heads: tuple[str, ...] | None
@@ -120,6 +130,8 @@ class SessionRunner:
         self._hidden_size = manifest.model.hidden_size
         self._past = [p for p in backbone.inputs if is_past(p.name)]
         self._present = [present_name(p.name) for p in self._past]
+        self._cross = cross_names(manifest)
+        self.encoder = None if manifest.source is None else SourceEncoder(bundle, settings)
         # Only a decode step is recorded: heads are fed arrays of any number of rows.
         self._heads = HeadSessions(bundle, replace(settings, capture=False), heads)
         self._check_ports(backbone)
@@ -140,36 +152,7 @@ class SessionRunner:
         assert source_rows.shape == (batch,), "one source per row"
         assert source_rows.min() >= 0 and source_rows.max() < batch
         cache.reorder(source_rows)
-
-    def head(
-        self, hidden_states: Float32, name: str = "lm", noise: Float32 | None = None
-    ) -> HeadOutput:
-        return self._heads.head(hidden_states, name, noise)
-
-    def full_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
-        return self._heads.full_logits(hidden_states, name)
-
-    def rows(self, hidden_states: Float32, token_ids: Int64, name: str = "lm") -> Float32:
-        """Logits [N, n] of some tokens, in their order, from their rows of the head alone.
-
-        They are those of `full_logits` within the bound of `headport.head_rows`; where the head's
-        kernel rounds activations, or the tokens are many, they are taken from it.
-
-        Args:
-            hidden_states: [N, H].
-            token_ids: The head's columns, [n].
-            name: The head.
-
-        Raises:
-            BundleError: If a column does not exist.
-        """
-        return self._heads.rows(hidden_states, token_ids, name)
-
-    def quantised(self, hidden_states: Float32, name: str = "lm") -> QuantisedLogits:
-        return self._heads.quantised(hidden_states, name)
-
-    def rescored_logits(self, hidden_states: Float32, name: str = "lm") -> Float32:
-        return self._heads.rescored_logits(hidden_states, name)
+        cache.sources.reorder(source_rows.tolist())
 
     def _cache_shape(self, shape: tuple[int | str, ...], batch: int, length: int) -> list[int]:
         named = {"batch": batch}
@@ -188,3 +171,17 @@ def check_step(cache: Cache, token_ids: Int64, new: Int64) -> None:
             f"row {row} would hold {int(after[row])} tokens, "
             f"but the context was opened for {cache.capacity}"
         )
+
+
+def read_examples(runner: Runner, cache: Cache, sources: Sequence[Array]) -> None:
+    """Let row b of a new cache read source b, the first one again after the last.
+
+    Args:
+        runner: Of an encoder-decoder bundle.
+        cache: From `new_cache` of this runner.
+        sources: As `SourceEncoder.encode` takes them.
+    """
+    assert isinstance(runner, SessionRunner) and runner.encoder is not None
+    encoded = runner.encoder.encode(sources)
+    for row in range(cache.sources.count):
+        cache.sources.put(row, encoded[row % len(encoded)])

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.certificate import round_activations, rounds_in_graph
+from headport.head_parts import find_head
 from headport.ledger import find_tensor, head_weight, read_tensor
 from headport.lowering.packed import ROW_BLOCK
 from headport.static_rounding import is_static
@@ -67,15 +68,15 @@ def head_bound(
 
     Args:
         portable: The bundle before lowering.
-        name: The head; its weight is stored as integers.
-        hidden_states: x, shape [N, H].
+        name: The head, or the part of one; its weight is stored as integers.
+        hidden_states: x, what its own graph is given, shape [N, H].
         activations: What the lowered head does to them; None: what it was quantised for.
 
     Returns:
         Shape [N, V], logits.
     """
     manifest = portable.manifest
-    head = manifest.heads[name]
+    head = find_head(manifest, name)
     quantization = head.quantization
     assert quantization is not None
     block = quantization.block or ROW_BLOCK

@@ -16,6 +16,7 @@ from headport.certificate import rounds_in_graph
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import LoweringError, UsageError
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
+from headport.head_parts import all_parts, with_heads
 from headport.lowering.attention import attention_windows
 from headport.lowering.head import INTEGERS, packed_name
 from headport.lowering.match import Match, summarize
@@ -33,6 +34,8 @@ from headport.static_rounding import is_static
 from headport.vocabulary_map import read_map
 
 __all__ = ["SUMMARY", "Options", "apply_passes", "lower", "run"]
+
+_SOURCED = ("ort-cpu",)  # targets that encoder-decoder bundles are proved on
 
 SUMMARY = "Lower a portable bundle to one target, the last stage before it is run."
 
@@ -86,7 +89,8 @@ def lower(options: Options) -> Bundle:
         matches = apply_passes(target, source.manifest, models)
         if options.top_k is not None:
             _add_top(source, models, options.top_k)
-        half = {n for n, h in source.manifest.heads.items() if computes_in_half(models[h.graph])}
+        parts = all_parts(source.manifest)
+        half = {n for n, h in parts.items() if computes_in_half(models[h.graph])}
         record, products = source.manifest.backbone_quantization, None
         if record is None or not record.matrices:  # an embedding alone is looked up as before
             matches += _pack(target, _backbone(source.manifest, models))
@@ -143,11 +147,26 @@ def apply_passes(target: Target, manifest: Manifest, models: dict[str, ir.Model]
     Raises:
         LoweringError: If the target cannot run what they hold.
     """
+    if manifest.source is not None and not (
+        target.name in _SOURCED and target.kernel.query_seqlens
+    ):
+        raise LoweringError(
+            f"an encoder-decoder bundle has no proved form on {target.name} as asked for; lower it "
+            f"to {' or '.join(_SOURCED)} for the newest ONNX Runtime, or run the portable bundle"
+        )
+    behind = [name for name, head in all_parts(manifest).items() if head.transform is not None]
+    others = manifest.task_heads
+    if target.name == "tensorrt" and (others or behind):
+        names = ", ".join(dict.fromkeys(name.partition(".")[0] for name in (*others, *behind)))
+        raise LoweringError(
+            f"{names}: TensorRT plans run heads that are one product of hidden states and give "
+            "logits of tokens, and these are others; lower to ort-cpu or ort-cuda"
+        )
     matches: list[Match] = []
     backbone = _backbone(manifest, models)
     for rewrite in target.passes(backbone, manifest.model.max_context):
         matches += rewrite(backbone)
-    for name, head in manifest.heads.items():
+    for name, head in all_parts(manifest).items():
         for rewrite_head in target.head:
             matches += rewrite_head(models[head.graph], head, name)
     return matches
@@ -166,9 +185,9 @@ def _add_top(source: Bundle, models: dict[str, ir.Model], count: int) -> None:
 def _lowered(manifest: Manifest, models: dict[str, ir.Model], target: Target) -> Manifest:
     heads = {
         name: _computed(_renamed(head, models[head.graph]), target)
-        for name, head in manifest.heads.items()
+        for name, head in all_parts(manifest).items()
     }
-    return msgspec.structs.replace(manifest, heads=heads, target=target.name)
+    return msgspec.structs.replace(with_heads(manifest, heads), target=target.name)
 
 
 def _renamed(head: Head, model: ir.Model) -> Head:

@@ -12,11 +12,16 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import ParityError
+from headport.head_parts import all_parts, find_head
+from headport.heads import HeadMethods
 from headport.lowering.bounds import head_bound
 from headport.lowering.head import INTEGERS
+from headport.manifest import Head
 from headport.progress import bar
 from headport.runner import Cache, Runner, open_runner
 from headport.session import SessionSettings
+from headport.session_runner import read_examples
+from headport.source_encoder import example_sources
 
 __all__ = ["HeadParity", "ParityReport", "check_parity", "plan_cases"]
 
@@ -141,7 +146,7 @@ def check_parity(
         name: _head_parity(
             (portable, lowered),
             name,
-            before.rows,
+            before.states[name],
             expected,
             after.same_logits[name],
             half=name in half_heads,
@@ -189,6 +194,7 @@ class _Observed:
 
     hidden: list[Float32]  # per case, all valid positions [positions, H]
     rows: Float32  # a sample of them, [N, H]
+    states: dict[str, Float32]  # by head, what its own graph is given for them
     own_logits: dict[str, Float64]  # by head, [N, V], of these rows
     same_logits: dict[str, Float64]  # by head, of rows that both bundles were given
 
@@ -204,18 +210,31 @@ def _observe(
     runner = open_runner(bundle, settings)
     progress.update()
     hidden = []
+    sources = example_sources(manifest, np.random.Generator(np.random.Philox(key=4)))
     for case in cases:
         rng = np.random.Generator(np.random.Philox(key=3))
         cache = runner.new_cache(len(case.steps[0]), case.capacity)
+        if sources:
+            read_examples(runner, cache, sources)
         steps = _step_rows(runner, cache, case, manifest.vocabulary.size, rng)
         hidden.append(np.concatenate(list(steps)))
         progress.update()
     rows = np.concatenate([part[-_HEAD_ROWS:] for part in hidden])
-    own = {name: _logits(runner, name, rows) for name in manifest.heads}
+    parts = all_parts(manifest)
+    states = {name: _given(runner, head, name, rows) for name, head in parts.items()}
+    own = {name: _logits(runner, name, rows) for name in parts}
     if same_rows is None:
-        return _Observed(hidden, rows, own, own)
-    same = {name: _logits(runner, name, same_rows) for name in manifest.heads}
-    return _Observed(hidden, rows, own, same)
+        return _Observed(hidden, rows, states, own, own)
+    same = {name: _logits(runner, name, same_rows) for name in parts}
+    return _Observed(hidden, rows, states, own, same)
+
+
+def _given(runner: Runner, head: Head, name: str, rows: Float32) -> Float32:
+    """What a head's own graph is given for hidden states."""
+    if head.transform is None:
+        return rows
+    assert isinstance(runner, HeadMethods)
+    return runner.states(rows, name)
 
 
 def _step_rows(
@@ -255,7 +274,7 @@ def _head_parity(
     half: bool,
 ) -> HeadParity:
     portable, lowered = bundles
-    quantization = lowered.manifest.heads[name].quantization
+    quantization = find_head(lowered.manifest, name).quantization
     if quantization is not None and quantization.format in INTEGERS and not half:
         bound = head_bound(portable, name, rows.astype(np.float64), quantization.activations)
         accepted = (

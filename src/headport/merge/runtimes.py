@@ -105,6 +105,11 @@ def _bundle_faults(manifest: Manifest) -> Iterator[str]:
         yield f"it is lowered to {manifest.target}; a {' or '.join(known)} bundle can be merged"
     if list(heads) != ["lm"]:
         yield f"one head `lm` was expected, it has {', '.join(heads) or 'none'}"
+    if manifest.task_heads:
+        yield (
+            f"its heads {', '.join(manifest.task_heads)} have no place in a model.onnx of these "
+            "runtimes; run it with headport.runtime.Heads"
+        )
     if manifest.model.dtype == "bf16":
         yield "it computes in bfloat16, which no check on this machine can run; export fp32 or fp16"
     ports = [port for port in manifest.backbone.inputs if is_past(port.name)]

@@ -60,7 +60,8 @@ Manifest read_manifest(const std::string& data, const std::string& where) {
   found.max_context = value["model"]["max_context"];
   for (const auto& [name, each] : value["graphs"].items()) found.graphs[name] = graph_of(each);
   for (const auto& [name, each] : value["heads"].items()) {
-    found.heads[name] = {each["graph"], each["outputs"]};
+    found.heads[name] = {each["graph"], each["outputs"],
+                         optional_of<std::string>(each.value("transform", json()))};
   }
   for (const json& tensor : value["tensors"]) found.tensor_files.push_back(tensor["file"]);
   const json& vocabulary = value["vocabulary"];

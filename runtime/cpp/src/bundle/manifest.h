@@ -28,6 +28,7 @@ struct Graph {
 struct Head {
   std::string graph;
   std::string outputs;  // `logits` or `candidates`
+  std::optional<std::string> transform;  // graph that comes before it
 };
 
 struct FileEntry {

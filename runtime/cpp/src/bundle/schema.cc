@@ -79,7 +79,8 @@ const Record kHead{{{"graph", Kind::kText},
                     {"weight", Kind::kText},
                     {"tied", Kind::kFlag},
                     {"quantization", Kind::kRecord, Form::kNullable, true, &kQuantization},
-                    {"candidates", Kind::kRecord, Form::kNullable, kOptional, &kCandidates}}};
+                    {"candidates", Kind::kRecord, Form::kNullable, kOptional, &kCandidates},
+                    {"transform", Kind::kText, Form::kNullable, kOptional}}};
 const Record kTensor{{{"name", Kind::kText},
                       {"sha256", Kind::kText},
                       {"dtype", Kind::kText},
@@ -93,7 +94,9 @@ const Record kVocabulary{{{"size", Kind::kWhole},
                           {"kept_size", Kind::kWhole, Form::kNullable},
                           {"map", Kind::kText, Form::kNullable},
                           {"checkpoint_ids", Kind::kText, Form::kNullable, kOptional}}};
-const Record kTolerance{{{"hidden_states", Kind::kReal}, {"logits", Kind::kReal}}};
+const Record kTolerance{{{"hidden_states", Kind::kReal},
+                         {"logits", Kind::kReal},
+                         {"task_heads", Kind::kReal, Form::kMap, kOptional}}};
 const Record kFileEntry{{{"sha256", Kind::kText}, {"bytes", Kind::kWhole}}};
 const Record kManifest{
     {{"schema_version", Kind::kWhole},
@@ -109,7 +112,9 @@ const Record kManifest{
      {"target", Kind::kText},
      {"selftest", Kind::kRecord, Form::kNullable, true, &kTolerance},
      {"files", Kind::kRecord, Form::kMap, true, &kFileEntry},
-     {"backbone_quantization", Kind::kRecord, Form::kNullable, kOptional, &kBackbone}}};
+     {"backbone_quantization", Kind::kRecord, Form::kNullable, kOptional, &kBackbone},
+     // Heads that give something else than logits of tokens; this library runs none of them.
+     {"task_heads", Kind::kAny, Form::kMap, kOptional}}};
 
 bool is_whole(const json& value) {
   if (!value.is_number_integer()) return false;

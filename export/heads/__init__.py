@@ -1,0 +1,13 @@
+"""Heads beside the LM head: modules to train, files to save them in, their way into a bundle."""
+
+from headport.export.heads.files import load_head, save_head
+from headport.export.heads.modules import MultiTaskHead, TreeSoftmax, ValueHead, VocabularyHead
+
+__all__ = [
+    "MultiTaskHead",
+    "TreeSoftmax",
+    "ValueHead",
+    "VocabularyHead",
+    "load_head",
+    "save_head",
+]
