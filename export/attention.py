@@ -10,7 +10,7 @@ remembers the new ones, which is what the operator takes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,7 +23,15 @@ from transformers.cache_utils import Cache
 from headport.errors import ExportError
 from headport.export.functions import DOMAIN, attention_name
 
-__all__ = ["MaskSpec", "TracedCache", "attend", "one_attention", "traced_cache"]
+__all__ = [
+    "MaskSpec",
+    "TracedCache",
+    "attend",
+    "causal_mask",
+    "one_attention",
+    "refuse_arguments",
+    "traced_cache",
+]
 
 _IMPLEMENTATION = "headport"
 # Arguments that do not change the scores: dropout is off in evaluation, the window is the mask's,
@@ -177,13 +185,22 @@ def traced_cache() -> TracedCache:
 
 
 @contextmanager
-def one_attention(model: PreTrainedModel) -> Iterator[ContextVar[TracedCache | None]]:
-    """Route all attention of a model through `CachedAttention` while the context lasts.
+def one_attention(
+    model: PreTrainedModel,
+    function: Callable[..., Any] | None = None,
+    mask: Callable[..., Any] | None = None,
+) -> Iterator[ContextVar[TracedCache | None]]:
+    """Route all attention of a model through one function while the context lasts.
 
     The caller sets the yielded variable to the cache of the forward pass that is traced.
+
+    Args:
+        model: Whose configurations are switched over.
+        function: As transformers calls it; None: `attend`.
+        mask: Likewise; None: `causal_mask`.
     """
-    AttentionInterface.register(_IMPLEMENTATION, attend)
-    AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
+    AttentionInterface.register(_IMPLEMENTATION, function or attend)
+    AttentionMaskInterface.register(_IMPLEMENTATION, mask or causal_mask)
     # `set_attn_implementation` only warns for models that do not support an implementation; the
     # number of operators in the graph is counted instead.
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
@@ -199,7 +216,8 @@ def one_attention(model: PreTrainedModel) -> Iterator[ContextVar[TracedCache | N
         _active.reset(token)
 
 
-def _mask(mask_function: Any = None, use_vmap: bool = False, **_kwargs: Any) -> MaskSpec:
+def causal_mask(mask_function: Any = None, use_vmap: bool = False, **_kwargs: Any) -> MaskSpec:
+    """What a mask function of transformers lets a token see, as the marker of a layer."""
     if use_vmap:
         return MaskSpec(
             0,
@@ -228,6 +246,22 @@ def _mask(mask_function: Any = None, use_vmap: bool = False, **_kwargs: Any) -> 
     return MaskSpec(min(windows, default=0))
 
 
+def refuse_arguments(kind: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of a layer's attention that the operator cannot express.
+
+    Args:
+        kind: Names the layer in messages.
+        arguments: By name; one that is None or False says nothing.
+
+    Raises:
+        ExportError: Naming those that would change the scores.
+    """
+    given = {name for name, value in arguments.items() if value is not None and value is not False}
+    odd = sorted(given - _HARMLESS)
+    if odd:
+        raise ExportError(f"{kind}: attention takes {', '.join(odd)}, which is not supported")
+
+
 def attend(  # noqa: PLR0917, the signature is transformers'
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -239,6 +273,7 @@ def attend(  # noqa: PLR0917, the signature is transformers'
     s_aux: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
     rounded_slopes: bool = False,
+    relative: torch.Tensor | None = None,
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -256,6 +291,8 @@ def attend(  # noqa: PLR0917, the signature is transformers'
         slopes: ALiBi: `slope · (position of the key − position of the query)` is added to the
             scaled scores, [Hq].
         rounded_slopes: The product is rounded to bfloat16 and scaled like the scores.
+        relative: Added to the scaled scores by distance, the last row for all from there on,
+            [R, Hq].
         is_causal: Must not be False.
         kwargs: Arguments that change nothing; any other one is refused.
 
@@ -280,19 +317,17 @@ def attend(  # noqa: PLR0917, the signature is transformers'
     window = attention_mask.window
     if is_causal is False:
         raise ExportError(f"{kind}: attention that is not causal")
-    given = {name for name, value in kwargs.items() if value is not None and value is not False}
-    odd = sorted(given - _HARMLESS)
-    if odd:
-        raise ExportError(f"{kind}: attention takes {', '.join(odd)}, which is not supported")
+    refuse_arguments(kind, kwargs)
     past_key, past_value = cache.past_keys[layer], cache.past_values[layer]
     batch, heads, tokens, size = query.shape
     total = cache.attention_mask.shape[1]
     inputs = [query, new_key, new_value, past_key, past_value, cache.attention_mask]
-    inputs += [extra for extra in (s_aux, slopes) if extra is not None]
+    inputs += [extra for extra in (s_aux, slopes, relative) if extra is not None]
     name = attention_name(
         sinks=s_aux is not None,
         slopes=slopes is not None,
         rounded=slopes is not None and rounded_slopes,
+        relative=relative is not None,
         softcap=bool(softcap),
         window=bool(window),
     )

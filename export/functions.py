@@ -13,6 +13,7 @@ import onnx_ir as ir
 from headport.errors import ExportError
 from headport.export.expert_function import EXPERTS, experts_text
 from headport.export.recurrent_functions import recurrent_text
+from headport.export.source_function import SOURCE_ATTENTION, source_attention_text
 
 __all__ = [
     "ATTENTION",
@@ -30,14 +31,23 @@ ATTENTION = "CachedAttention"
 POSITIONS = "Positions"
 OPSET = 23
 
-_FEATURES = ("sinks", "slopes", "rounded", "softcap", "window")
+_FEATURES = ("sinks", "slopes", "rounded", "relative", "softcap", "window")
+# Inputs behind those that every form has, in this order.
+_EXTRAS = ("sinks", "slopes", "relative")
 
 
 def attention_name(
-    *, sinks: bool, slopes: bool, softcap: bool, window: bool, rounded: bool = False
+    *,
+    sinks: bool,
+    slopes: bool,
+    softcap: bool,
+    window: bool,
+    rounded: bool = False,
+    relative: bool = False,
 ) -> str:
     """Name of the attention function with these features, such as `CachedAttention_softcap`."""
-    flags = dict(zip(_FEATURES, (sinks, slopes, rounded, softcap, window), strict=True))
+    on = (sinks, slopes, rounded, relative, softcap, window)
+    flags = dict(zip(_FEATURES, on, strict=True))
     return "_".join([ATTENTION, *(name for name, on in flags.items() if on)])
 
 
@@ -139,6 +149,19 @@ _ROUNDED = """
   biased = Add ({scores}, bias)
 """
 
+# One row of the table per distance, the last one for all from there on. [B, T, S, H] is looked up.
+_RELATIVE = """
+  distances = Shape <start = 0, end = 1> (relative)
+  farthest = Sub (distances, second)
+  behind = Max (d, zero)
+  distance = Min (behind, farthest)
+  distance_rows = Squeeze (distance, second)
+  looked_up = Gather <axis = 0> (relative, distance_rows)
+  per_head = Transpose <perm = [0, 3, 1, 2]> (looked_up)
+  per_head_typed = CastLike (per_head, q)
+  biased = Add ({scores}, per_head_typed)
+"""
+
 _WINDOW = """
   width = Constant <value_int : int = @window> ()
   near = Less (d, width)
@@ -183,10 +206,13 @@ def function_for(name: str) -> ir.Function:
     """The function of the `headport` domain with this name.
 
     `CachedAttention…` takes q [B, Hq, T, D], k [B, KV, T, D], v [B, KV, T, Dv], past_key
-    [B, KV, P, D], past_value [B, KV, P, Dv], attention_mask [B, P + T] int64, then sinks [Hq] and
-    slopes [Hq] where its name says so, and gives y [B, T, Hq, Dv], present_key, present_value.
+    [B, KV, P, D], past_value [B, KV, P, Dv], attention_mask [B, P + T] int64, then sinks [Hq],
+    slopes [Hq] and relative [R, Hq] where its name says so, and gives y [B, T, Hq, Dv],
+    present_key, present_value.
     Slopes add slope · (position of the key − position of the query) to the scaled scores; with
-    `rounded`, scale · (bf16(slope · bf16(position of the key)) − the same of the query).
+    `rounded`, scale · (bf16(slope · bf16(position of the key)) − the same of the query). `relative`
+    adds its row min(position of the query − position of the key, R − 1).
+    `SourceAttention…` is described in `headport.export.source_function`.
     `Positions` takes attention_mask [B, P + T] and input_ids [B, T], gives position_ids [B, T].
     `MixtureOfExperts…` is described in `headport.export.expert_function`, those of recurrent
     layers in `headport.export.recurrent_functions`.
@@ -198,7 +224,11 @@ def function_for(name: str) -> ir.Function:
         return _parse(f"{POSITIONS} (attention_mask, input_ids) => (position_ids)", _POSITIONS_BODY)
     if (text := recurrent_text(name)) is not None:
         return _parse(*text)
-    texts = {ATTENTION: _attention_text, EXPERTS: experts_text}
+    texts = {
+        ATTENTION: _attention_text,
+        EXPERTS: experts_text,
+        SOURCE_ATTENTION: source_attention_text,
+    }
     base = name.split("_", maxsplit=1)[0]
     if base not in texts:
         raise ExportError(f"no function {DOMAIN}::{name} is defined")
@@ -210,7 +240,7 @@ def _attention_text(name: str) -> tuple[str, str]:
     if any(feature not in _FEATURES for feature in features):
         raise ExportError(f"no function {DOMAIN}::{name} is defined")
     inputs = "q, k, v, past_key, past_value, attention_mask"
-    inputs += "".join(f", {extra}" for extra in ("sinks", "slopes") if extra in features)
+    inputs += "".join(f", {extra}" for extra in _EXTRAS if extra in features)
     header = f"{name} <scale, window, softcap> ({inputs}) => (y, present_key, present_value)"
     body, scores, allowed = _ALLOWED + _SCORES, "scores", "causal"
     if "softcap" in features:
@@ -218,6 +248,8 @@ def _attention_text(name: str) -> tuple[str, str]:
     if "slopes" in features:
         slopes = _ROUNDED if "rounded" in features else _SLOPES
         body, scores = body + slopes.format(scores=scores), "biased"
+    if "relative" in features:
+        body, scores = body + _RELATIVE.format(scores=scores), "biased"
     if "window" in features:
         body, allowed = body + _WINDOW, "allowed"
     softmax = _SINK_SOFTMAX if "sinks" in features else _SOFTMAX

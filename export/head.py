@@ -19,7 +19,7 @@ from headport.errors import ExportError
 from headport.export.checkpoint import run_reference
 from headport.export.deferred import in_memory, same_value
 
-__all__ = ["HeadTransform", "apply_transform", "fit_head", "probe_head"]
+__all__ = ["HeadTransform", "apply_transform", "fit_head", "is_same", "probe_head"]
 
 _Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -75,7 +75,7 @@ def probe_head(model: Any) -> HeadTransform:
         bias=found_bias,
         scale=scale,
         softcap=softcap,
-        tied=_same(weight, embedding),
+        tied=is_same(weight, embedding),
     )
 
 
@@ -101,7 +101,8 @@ def _backbone_runs_once(model: Any) -> Iterator[None]:
         del backbone.forward
 
 
-def _same(weight: torch.Tensor, embedding: torch.Tensor) -> bool:
+def is_same(weight: torch.Tensor, embedding: torch.Tensor) -> bool:
+    """Whether two matrices are one, by storage or element by element."""
     if weight.shape != embedding.shape:
         return False
     return same_value(weight, embedding) or torch.equal(weight, embedding)

@@ -116,9 +116,9 @@ def _rename(graph: ir.Graph, value: ir.Value, name: str) -> None:
     graph.initializers[name] = value
 
 
-def unused_parameters(model: Any, backbone: ir.Model) -> tuple[str, ...]:
-    """Parameters of a model that neither a traced backbone nor the head's module uses."""
+def unused_parameters(model: Any, *traced: ir.Model) -> tuple[str, ...]:
+    """Parameters of a model that neither a traced graph nor the head's module uses."""
     head = {id(p) for p in model.get_output_embeddings().parameters()}
-    used = backbone.meta[_USED]
+    used: set[str] = set().union(*(graph.meta[_USED] for graph in traced))
     named = model.named_parameters()
     return tuple(sorted(name for name, p in named if name not in used and id(p) not in head))

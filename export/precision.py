@@ -13,27 +13,34 @@ from headport.export.head import HeadTransform
 __all__ = ["convert_model", "parameter_bytes"]
 
 
-def convert_model(model: Any, head: HeadTransform, dtype: torch.dtype) -> HeadTransform:
+def convert_model(
+    model: Any, head: HeadTransform, dtype: torch.dtype, *, keep_wide: bool = False
+) -> HeadTransform:
     """Convert a model's weights in place; returns its head with the converted weight.
 
     What the model computes for itself, such as rotary frequencies, stays in float32, as it does
     when transformers loads a checkpoint in half precision; so does a bias, which is small.
+
+    Args:
+        model: The model.
+        head: Its head.
+        dtype: Of the weights from now on.
+        keep_wide: Leave modules in float32 that the model says overflow in half precision.
     """
-    computed = {
-        f"{prefix}.{name}".removeprefix(".")
-        for prefix, module in model.named_modules()
-        for name in module._non_persistent_buffers_set
-    }
+    wide = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if keep_wide else set()
     with recording():
         replace_deferred(model, lambda weight: weight.to(dtype))
     with torch.no_grad():
-        for parameter in model.parameters():
-            if isinstance(parameter, DeferredTensor):
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, DeferredTensor) or wide & set(name.split(".")):
                 continue
             parameter.data = parameter.data.to(dtype)
-        for name, buffer in model.named_buffers():
-            if name not in computed and buffer.is_floating_point():
-                buffer.data = buffer.data.to(dtype)
+        for module in model.modules():
+            # A buffer may be a view of another tensor, so it is replaced, not changed.
+            for name, buffer in module._buffers.items():
+                computed = buffer is None or name in module._non_persistent_buffers_set
+                if not computed and buffer.is_floating_point():
+                    module._buffers[name] = buffer.to(dtype)
     model.config.dtype = dtype
     return replace(head, weight=model.get_output_embeddings().weight.detach())
 

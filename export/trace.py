@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -28,7 +29,14 @@ from headport.export.recurrent_gemma import module_states, states_in_modules
 from headport.export.states import StateShape, layer_states
 from headport.export.translate import optimize_graph, translate
 
-__all__ = ["CacheShape", "cache_shapes", "trace_backbone"]
+__all__ = [
+    "CacheShape",
+    "cache_shapes",
+    "run_export",
+    "settle",
+    "trace_backbone",
+    "trace_errors",
+]
 
 # What tracing raises where model code asks for a value of a fake weight.
 _NEED_VALUES = (
@@ -221,25 +229,45 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape | StateShape, ...]) -> i
     outputs = ["hidden_states"]
     outputs += [f"present.{i}.{kind}" for kind in kinds for i in layers]
     outputs += [s.present for s in states]
-    try:
-        with (
-            torch.no_grad(),
-            quiet_libraries(),
-            fake_weights(model),
-            one_attention(model) as active,
-        ):
+    with trace_errors(model):
+        with fake_weights(model), one_attention(model) as active:
             module = _Backbone(model, active, layers, states)
             with (
                 one_recurrence(model, active),
                 states_in_modules(model),
                 adapted(model),
                 one_op_per_layer(model),
-                mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True),
             ):
-                program = torch.export.export(
-                    module, arguments, dynamic_shapes=dynamic, strict=False
-                )
+                program = run_export(module, arguments, dynamic)
         exported = translate(program, ["input_ids", "attention_mask", *inputs], outputs)
+    backbone = settle(exported, model)
+    finish_graph(backbone, _cache_dims(shapes))
+    check_attention(backbone, len(layers), type(model).__name__)
+    return backbone
+
+
+def run_export(
+    module: torch.nn.Module, arguments: tuple[Any, ...], dynamic: tuple[Any, ...]
+) -> torch.export.ExportedProgram:
+    """Trace a module on example arguments; `dynamic` names the dimensions that vary."""
+    with (
+        torch.no_grad(),
+        quiet_libraries(),
+        mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True),
+    ):
+        return torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
+
+
+@contextmanager
+def trace_errors(model: Any) -> Iterator[None]:
+    """Turn what tracing a model raises into an error that says what is the matter with it.
+
+    Raises:
+        ExportError: If the model cannot be traced faithfully.
+        NotDeferrableError: If tracing needs the value of a weight that is deferred.
+    """
+    try:
+        yield
     except Exception as error:  # the exporter wraps whatever model code raises
         cause = _cause(error)
         name = type(model).__name__
@@ -248,20 +276,27 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape | StateShape, ...]) -> i
         if isinstance(cause, _NEED_VALUES):
             raise NotDeferrableError(f"tracing it needs values: {first_line(cause)}") from error
         raise ExportError(f"{name} cannot be traced: {first_line(cause)}") from error
+
+
+def settle(exported: ir.Model, model: Any) -> ir.Model:
+    """Optimise a translated graph and bind its weights to those of the model.
+
+    Args:
+        exported: Of a wrapper that holds the model as `model`.
+        model: Gives weights their names and values.
+    """
     # A graph remembers values it has lost and the rewriter's rules the last graph they saw, so
     # whatever stays in either would keep the model's memory: a clone starts without a past.
-    backbone: ir.Model = exported.clone()
-    RemoveUnusedNodesPass()(backbone)
-    bind_weights(backbone, model, prefix="model.")
-    weights = list(backbone.graph.initializers.values())
-    store_transposed(backbone)
-    optimize_graph(backbone)
+    graph: ir.Model = exported.clone()
+    RemoveUnusedNodesPass()(graph)
+    bind_weights(graph, model, prefix="model.")
+    weights = list(graph.graph.initializers.values())
+    store_transposed(graph)
+    optimize_graph(graph)
     for value in weights:
-        if backbone.graph.initializers.get(value.name or "") is not value:
+        if graph.graph.initializers.get(value.name or "") is not value:
             value.const_value = None
-    finish_graph(backbone, _cache_dims(shapes))
-    check_attention(backbone, len(layers), type(model).__name__)
-    return backbone
+    return graph
 
 
 def _cache_dims(shapes: tuple[CacheShape | StateShape, ...]) -> dict[str, tuple[int, ...]]:

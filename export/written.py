@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from headport.bundle import Bundle
-from headport.cache_ports import free_dimensions
+from headport.cache_ports import SOURCE_MASK, free_dimensions
 from headport.errors import ExportError
 from headport.manifest import Tensor
 
@@ -85,4 +85,6 @@ def _free_dimensions(name: str) -> dict[int, str]:
         return {0: "batch", 1: "total_sequence"}
     if name in ("input_ids", "hidden_states"):
         return {0: "batch", 1: "sequence"}
+    if name == SOURCE_MASK:
+        return {0: "source_batch", 1: "source"}
     return free_dimensions(name)

@@ -76,6 +76,9 @@ def save_domain(options: Options) -> Bundle:
     check_options(chosen)
     refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
+    source.require_decoder_only(
+        "a domain of its vocabulary", "pass the tokens as allowed with each call"
+    )
     manifest = source.manifest
     if options.name in domain_names(source) and not options.force:
         raise UsageError(

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from headport.errors import RequestError
 from headport.runtime.generator import Generator
+from headport.runtime.inputs import Input
 from headport.runtime.parameters import Options
 from headport.runtime.prompts import Prompt
 from headport.runtime.results import Generation, Score, Token
@@ -32,19 +33,23 @@ class AsyncGenerator:
 
     async def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Input | Sequence[Input],
         *,
+        prefix: Prompt | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> list[Generation]:
         """See `Generator.generate`."""
-        async with self.submit(prompts, timeout=timeout, tokens=False, **options) as submission:
+        async with self.submit(
+            prompts, prefix=prefix, timeout=timeout, tokens=False, **options
+        ) as submission:
             return await submission.replies()
 
     def submit(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Input | Sequence[Input],
         *,
+        prefix: Prompt | None = None,
         timeout: float | None = None,
         tokens: bool = True,
         **options: Unpack[Options],
@@ -53,16 +58,20 @@ class AsyncGenerator:
 
         In place of a listener the submission can be iterated over, unless `tokens` is False.
         """
-        make = partial(self.generator.submit, prompts, timeout=timeout, **options)
+        make = partial(self.generator.submit, prompts, prefix=prefix, timeout=timeout, **options)
         return AsyncSubmission(make, listens=tokens)
 
     def stream(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]
+        self,
+        prompt: Input,
+        *,
+        prefix: Prompt | None = None,
+        timeout: float | None = None,
+        **options: Unpack[Options],
     ) -> AsyncTokenStream:
         """See `Generator.stream`; checks are made when it is entered or iterated over."""
-        return AsyncTokenStream(
-            partial(self.generator.submit, [prompt], timeout=timeout, single=True, **options)
-        )
+        make = partial(self.generator.submit, [prompt], prefix=prefix, timeout=timeout)
+        return AsyncTokenStream(partial(make, single=True, **options))
 
     async def score(self, texts: Prompt | Sequence[Prompt], **masks: Any) -> list[Score]:
         """See `Generator.score`."""

@@ -110,6 +110,8 @@ class BeamSearch:
     def _prefill(self) -> Float32:
         prompt, beams = self._prompt.prompt_token_ids, self._parameters.beams.num_beams
         cache = self._runner.new_cache(beams, len(prompt) + self._parameters.max_new_tokens)
+        if self._prompt.source is not None:
+            self._prompt.source.fill(cache)
         tokens = np.zeros((beams, len(prompt)), np.int64)
         lengths = np.zeros(beams, np.int64)
         tokens[0], lengths[0] = prompt, len(prompt)

@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.progress import say
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
+from headport.runtime.command_input import read_input
 from headport.runtime.exact_option import EXACT, ExactChoice
 from headport.runtime.generator import Generator
+from headport.runtime.inputs import Input
 from headport.runtime.parameters import Options as Request
 from headport.runtime.results import Generation
 from headport.runtime.scheduling.capacity import MOST_SLOTS
@@ -25,7 +27,18 @@ class Options(OptionRecord, frozen=True):
     """Options of `headport generate`; None leaves the choice to the bundle."""
 
     bundle: Annotated[Path, positional("the bundle's folder")]
-    prompt: Annotated[str, option("text to continue", flag="-p", metavar="TEXT")]
+    prompt: Annotated[str | None, option("text to continue", flag="-p", metavar="TEXT")] = None
+    source: Annotated[
+        str | None,
+        option(
+            "of an encoder-decoder model: text to answer to; -p is then what the reply begins with",
+            metavar="TEXT",
+        ),
+    ] = None
+    features: Annotated[
+        Path | None,
+        option("the same of one that reads features: float [F, frames] in a .npy file"),
+    ] = None
     chat: Annotated[bool, option("the prompt is a user's message; use the chat template")] = False
     max_new_tokens: Annotated[int | None, option("most new tokens")] = None
     temperature: Annotated[float | None, option("0 is greedy")] = None
@@ -89,6 +102,7 @@ def generate(options: Options) -> tuple[list[Generation], dict[str, Any]]:
         tokens after the first of a single reply, and the generator's `stats`.
 
     Raises:
+        UsageError: If what is to be continued or answered does not go with the bundle.
         HeadportError: As `Generator`, `Generator.stream` and `Generator.generate`.
     """
     generator = Generator(
@@ -100,18 +114,16 @@ def generate(options: Options) -> tuple[list[Generation], dict[str, Any]]:
         exact=EXACT[options.exact],
         slots=min(max(1, options.n or 1), MOST_SLOTS),
     )
-    prompt: str | list[int] = options.prompt
-    if options.chat:
-        prompt = generator.chat_ids([{"role": "user", "content": options.prompt}])
+    prompt, prefix = read_input(options, generator)
     names = Request.__annotations__.keys() & set(options.__struct_fields__)
     given: dict[str, Any] = {name: getattr(options, name) for name in names}
     given["early_stopping"] = _EARLY[options.early_stopping]
     defaults = generator.defaults
     single = max(options.n or defaults.n, options.num_beams or defaults.beams.num_beams) == 1
     start = time.perf_counter()
-    replies, speed = _streamed(generator, prompt, given) if single else (None, None)
+    replies, speed = _streamed(generator, prompt, prefix, given) if single else (None, None)
     if replies is None:
-        replies = generator.generate([prompt], **given)
+        replies = generator.generate([prompt], prefix=prefix, **given)
         for n, reply in enumerate(replies):
             score = "" if reply.score is None else f", score {reply.score:.4f}"
             say(f"[{n + 1}{score}] {reply.text}")
@@ -123,10 +135,10 @@ def generate(options: Options) -> tuple[list[Generation], dict[str, Any]]:
 
 
 def _streamed(
-    generator: Generator, prompt: str | list[int], given: dict[str, Any]
+    generator: Generator, prompt: Input, prefix: str | None, given: dict[str, Any]
 ) -> tuple[list[Generation], float | None]:
     first = 0.0
-    stream = generator.stream(prompt, **given)
+    stream = generator.stream(prompt, prefix=prefix, **given)
     for token in stream:
         if token.step == 0:
             first = time.perf_counter()

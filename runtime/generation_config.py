@@ -27,6 +27,8 @@ USED = frozenset(
         "eos_token_id",
         "epsilon_cutoff",
         "eta_cutoff",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
         "frequency_penalty",  # this one and presence_penalty are written by other toolkits
         "length_penalty",
         "max_length",
@@ -52,6 +54,8 @@ USED = frozenset(
 # Fields whose option has another name.
 _OPTION = {
     "bad_words_ids": "bad_words",
+    "forced_bos_token_id": "forced_bos",
+    "forced_eos_token_id": "forced_eos",
     "num_return_sequences": "n",
     "sequence_bias": "logit_bias",
     "stop_strings": "stop",
@@ -67,8 +71,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1.0,),
     "exponential_decay_length_penalty": (),
     "force_words_ids": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
     "guidance_scale": (1.0,),
     "max_time": (),
     "num_beam_groups": (1,),
@@ -145,8 +147,14 @@ def read_defaults(fields: Mapping[str, Any], ignore: Collection[str] = ()) -> De
             of range.
     """
     given = {k: v for k, v in fields.items() if v is not None and k not in ignore}
+    sampled = given.get("do_sample", False)
+    if not isinstance(sampled, bool):  # what counts as true is not the same everywhere
+        raise BundleError(
+            f"the bundle's generation_config is wrong: do_sample must be true or false, "
+            f"{sampled!r} was given"
+        )
     refused = sorted(name for name, value in given.items() if _changes_tokens(name, value))
-    if given.get("do_sample") and given.get("num_beams", 1) != 1:
+    if sampled and given.get("num_beams", 1) != 1:
         refused = sorted({*refused, "do_sample", "num_beams"})  # sampled beams
     if refused:
         values = ", ".join(f"{name}={given[name]!r}" for name in refused)
@@ -163,7 +171,7 @@ def read_defaults(fields: Mapping[str, Any], ignore: Collection[str] = ()) -> De
         raise BundleError(f"the bundle's generation_config is wrong: {error}") from error
     own = {each.name: used[each.name] for each in records(Sampling) if each.name in used}
     own |= {name: read(used[name]) for name, read in _READ.items() if name in used}
-    own["temperature"] = used.get("temperature", 1.0) if given.get("do_sample") else 0.0
+    own["temperature"] = used.get("temperature", 1.0) if sampled else 0.0
     beams = {each.name: used[each.name] for each in records(Beams) if each.name in used}
     return Defaults(
         sampling=Sampling(**own),
@@ -176,10 +184,15 @@ def read_defaults(fields: Mapping[str, Any], ignore: Collection[str] = ()) -> De
     )
 
 
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
 # Lists of the file → tuples of `Sampling`.
 _READ: dict[str, Callable[[Any], Any]] = {
     "bad_words": lambda value: tuple(map(tuple, value)),
     "begin_suppress_tokens": tuple,
+    "forced_eos": _several,
     "logit_bias": read_bias,
     "suppress_tokens": tuple,
 }
@@ -190,7 +203,3 @@ def _changes_tokens(name: str, value: Any) -> bool:
     if name in USED or name in IGNORED:
         return False
     return name not in NEUTRAL or value not in NEUTRAL[name]
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)

@@ -14,10 +14,12 @@ from headport.certificate_check import require_certificate
 from headport.errors import BundleError, RequestError
 from headport.providers import AUTO, find_provider
 from headport.runner import Runner, open_runner
+from headport.runtime.decoder_start import START_FIELDS
 from headport.runtime.generation_config import Defaults, read_defaults
 from headport.runtime.given import GivenTokens
+from headport.runtime.inputs import Input, open_inputs
 from headport.runtime.parameters import Options, check_ids, resolve
-from headport.runtime.prompts import Prompt, fit, read_prompts
+from headport.runtime.prompts import Prompt, fit
 from headport.runtime.replies import RowMaker, beam_steps, check_streamed, replies_of
 from headport.runtime.results import Generation, Stats
 from headport.runtime.sampling.chooser import make_chooser
@@ -117,7 +119,10 @@ class Generator(GivenTokens):
         self.head = head
         self._reply_limit = reply_limit
         self.max_context = max_context or manifest.model.max_context
-        self._defaults = read_defaults(manifest.defaults, ignore)
+        own = frozenset() if manifest.source is None else START_FIELDS
+        self._defaults = read_defaults(
+            {k: v for k, v in manifest.defaults.items() if k not in own}, ignore
+        )
         self._ids = IdMap.from_bundle(opened)
         check_ids(
             self._defaults.sampling, self._defaults.eos_token_ids, self._ids.size, BundleError
@@ -134,6 +139,7 @@ class Generator(GivenTokens):
         if self.exact:
             require_certificate(opened, self._runner, head, given=runner is not None)
         self._stats = Stats(slots=count, context=self.max_context, prefill_chunk=prefill_chunk)
+        self._inputs = open_inputs(opened, self._runner, self._tokens, self._stats, ignore)
         self._chooser = make_chooser(
             self._runner, head, manifest.heads[head], self._ids, self._stats, exact=self.exact
         )
@@ -142,7 +148,8 @@ class Generator(GivenTokens):
             partial(open_slots, self._runner, count, self.max_context),
             count=count,
             chunk=prefill_chunk,
-            reuse=prefix_reuse,
+            # What a decoder's tokens were computed from includes their source.
+            reuse=prefix_reuse and manifest.source is None,
             chooser=self._chooser,
             stats=self._stats,
         )
@@ -182,8 +189,9 @@ class Generator(GivenTokens):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Input | Sequence[Input],
         *,
+        prefix: Prompt | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> list[Generation]:
@@ -194,7 +202,10 @@ class Generator(GivenTokens):
         seed each prompt draws its own.
 
         Args:
-            prompts: Texts or id lists, or one of them.
+            prompts: Texts or id lists, or one of them; of an encoder-decoder bundle its sources,
+                which are float arrays [F, frames] where the model reads features.
+            prefix: Of an encoder-decoder bundle: what every reply begins with, as text or ids.
+                It counts to the prompt, not to the new tokens; None = as the bundle says.
             timeout: Seconds from now, waiting for a slot included; None = no limit.
             **options: See `Options`.
 
@@ -209,29 +220,37 @@ class Generator(GivenTokens):
             OverloadedError: If too many rows wait already.
             ClosedError: If the generator is closed.
         """
-        return self.submit(prompts, timeout=timeout, **options).result()
+        return self.submit(prompts, prefix=prefix, timeout=timeout, **options).result()
 
     def stream(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[Options]
+        self,
+        prompt: Input,
+        *,
+        prefix: Prompt | None = None,
+        timeout: float | None = None,
+        **options: Unpack[Options],
     ) -> TokenStream:
         """Continue one prompt and hand out each token as it comes.
 
         Checks are made at once, not at the first token.
 
         Args:
-            prompt: A text or an id list.
+            prompt: A text or an id list, or as `generate` takes it.
+            prefix: As `generate`.
             timeout: As `generate`.
             **options: See `Options`; one reply, no beams.
 
         Raises:
             HeadportError: As `generate`; what comes up while it runs is raised by the stream.
         """
-        return TokenStream(partial(self.submit, [prompt], timeout=timeout, single=True, **options))
+        make = partial(self.submit, [prompt], prefix=prefix, timeout=timeout, single=True)
+        return TokenStream(partial(make, **options))
 
     def submit(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Input | Sequence[Input],
         *,
+        prefix: Prompt | None = None,
         listener: Listener | None = None,
         timeout: float | None = None,
         single: bool = False,
@@ -241,6 +260,7 @@ class Generator(GivenTokens):
 
         Args:
             prompts: As `generate`.
+            prefix: As `generate`.
             listener: Called with every token, and the place of its reply among all of the request,
                 in the thread that does the work: it must be quick, and wait for nothing.
             timeout: As `generate`.
@@ -251,13 +271,21 @@ class Generator(GivenTokens):
             HeadportError: As `generate`, what is found before anything runs.
         """
         deadline = deadline_of(timeout)
-        ids = read_prompts(prompts, self._tokens, self._ids.size)
+        given = self._inputs.read(prompts, prefix)
+        ids = [each.token_ids for each in given]
         request = resolve(options, self._defaults, len(ids))
         check_ids(request.sampling, request.eos_token_ids, self._ids.size, RequestError)
         limits = fit(ids, request, self.max_context, self._reply_limit)
         if single:
             check_streamed(request)
-        maker = RowMaker(request, ids, limits, self._tokens, watched=listener is not None)
+        maker = RowMaker(
+            request,
+            ids,
+            limits,
+            self._tokens,
+            watched=listener is not None,
+            sources=[each.source for each in given],
+        )
         if request.beams.num_beams > 1:
             if listener is not None:
                 raise RequestError("beams have no tokens before their end; leave the listener out")

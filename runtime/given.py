@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
-from headport.errors import PromptError
+from headport.errors import PromptError, RequestError
 from headport.runtime.chat import chat_ids
+from headport.runtime.inputs import Input, Inputs
 from headport.runtime.prompts import Prompt, read_masks, read_prompts, read_starts, unknown_ids
 from headport.runtime.results import Score
 from headport.runtime.scheduling.scheduler import Scheduler
@@ -28,6 +29,7 @@ class GivenTokens:
     head: str
     max_context: int
     _ids: IdMap
+    _inputs: Inputs
     _tokens: Tokens
     _scheduler: Scheduler
     _scorer: Scorer
@@ -63,11 +65,14 @@ class GivenTokens:
             raise PromptError(unknown)
         return self._tokens.decode(token_ids)
 
-    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def logits(
+        self, token_ids: Sequence[int], *, source: Input | None = None
+    ) -> npt.NDArray[np.float32]:
         """Raw logits after each token: no temperature, no filter.
 
         Args:
             token_ids: Original ids, [T].
+            source: Of an encoder-decoder bundle: what they answer to.
 
         Returns:
             float32 [T, V]; -inf where an id was pruned.
@@ -75,15 +80,20 @@ class GivenTokens:
         Raises:
             PromptError: If there are none, or unknown ones, or more than the context holds.
         """
-        ids = self._checked(token_ids)
-        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.logits(ids, self.head))
+        ids, read = self._checked(token_ids), self._inputs.source(source)
+        found: npt.NDArray[np.float32] = self._scheduler.run(
+            self._scorer.logits(ids, self.head, read)
+        )
         return found
 
-    def hidden_states(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def hidden_states(
+        self, token_ids: Sequence[int], *, source: Input | None = None
+    ) -> npt.NDArray[np.float32]:
         """Hidden states after the final norm, of each token: what the heads are given.
 
         Args:
             token_ids: Original ids, [T].
+            source: As `logits`.
 
         Returns:
             float32 [T, H].
@@ -91,16 +101,19 @@ class GivenTokens:
         Raises:
             PromptError: As `logits`.
         """
-        ids = self._checked(token_ids)
-        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.hidden_states(ids))
+        ids, read = self._checked(token_ids), self._inputs.source(source)
+        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.hidden_states(ids, read))
         return found
 
-    def outputs(self, token_ids: Sequence[int], head: str) -> npt.NDArray[np.float32]:
+    def outputs(
+        self, token_ids: Sequence[int], head: str, *, source: Input | None = None
+    ) -> npt.NDArray[np.float32]:
         """What any head of the bundle gives after each token, columns as the head has them.
 
         Args:
             token_ids: Original ids, [T].
             head: Its name: the one that tokens are chosen with, or one of `more_heads`.
+            source: As `logits`.
 
         Returns:
             float32 [T, width of the head].
@@ -109,8 +122,8 @@ class GivenTokens:
             PromptError: As `logits`.
             BundleError: If the head is not loaded.
         """
-        ids = self._checked(token_ids)
-        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.outputs(ids, head))
+        ids, read = self._checked(token_ids), self._inputs.source(source)
+        found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.outputs(ids, head, read))
         return found
 
     def score(
@@ -120,6 +133,7 @@ class GivenTokens:
         prompt_tokens: int | Sequence[int] = 0,
         ignore_ids: Collection[int] = (),
         attention_masks: Sequence[Sequence[int]] | None = None,
+        sources: Sequence[Input] | None = None,
     ) -> list[Score]:
         """Negative log-likelihood of each token of each text, one text at a time.
 
@@ -133,6 +147,8 @@ class GivenTokens:
             ignore_ids: Tokens that are not scored wherever they stand.
             attention_masks: Of id lists that are padded, on either side: 1 for each token and 0
                 for each padding, as a tokenizer gives them.
+            sources: Of an encoder-decoder bundle: what each text answers to. Its start token is
+                part of the text.
 
         Raises:
             PromptError: As `logits`; if a mask does not fit its text.
@@ -141,11 +157,18 @@ class GivenTokens:
         found = read_prompts(texts, self._tokens, self._ids.size)
         masks = read_masks(attention_masks, found)
         starts = read_starts(prompt_tokens, len(found))
+        given = [None] * len(found) if sources is None else sources
+        if len(given) != len(found):
+            raise RequestError(
+                f"one source per text was expected: {len(found)}, {len(given)} given"
+            )
+        read = [self._inputs.source(each) for each in given]
         scores = []
-        for ids, valid, start in zip(found, masks, starts, strict=True):
+        for ids, valid, start, source in zip(found, masks, starts, read, strict=True):
             self._checked(np.asarray(ids)[valid].tolist())
             mask = target_mask(ids, valid, start, ignore_ids)
-            scores.append(self._scheduler.run(self._scorer.score(ids, mask, valid, self.head)))
+            steps = self._scorer.score(ids, mask, valid, self.head, source)
+            scores.append(self._scheduler.run(steps))
         return scores
 
     def _checked(self, token_ids: Sequence[int]) -> list[int]:

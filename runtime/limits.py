@@ -108,6 +108,8 @@ LIMITS: dict[str, tuple[Check, str]] = {
     "bad_words": (_several(_words), "a list of token sequences that are not empty"),
     "suppress_tokens": (_several(_ID), _IDS),
     "begin_suppress_tokens": (_several(_ID), _IDS),
+    "forced_bos": (_whole(0), "a token id, a whole number from 0 up"),
+    "forced_eos": (_one_or_several(_whole(0)), "token ids, whole numbers from 0 up"),
     "allowed": (lambda v: callable(v) or _words(v), f"a function, or {_IDS}, not empty"),
     "process_scores": (callable, "a function (context, scores, ids) → scores"),
     "rerank": (callable, "a function (replies of a prompt) → replies"),

@@ -248,6 +248,8 @@ def check_ids(
         "bad_words": [i for words in sampling.bad_words for i in words],
         "suppress_tokens": list(sampling.suppress_tokens),
         "begin_suppress_tokens": list(sampling.begin_suppress_tokens),
+        "forced_bos_token_id": [] if sampling.forced_bos is None else [sampling.forced_bos],
+        "forced_eos_token_id": list(sampling.forced_eos),
         "allowed": list(allowed),
     }
     unknown = {name: sorted({i for i in ids if not 0 <= i < size}) for name, ids in named.items()}

@@ -19,6 +19,7 @@ from headport.runtime.rerank import rerank_replies
 from headport.runtime.results import Generation
 from headport.runtime.row import Row
 from headport.runtime.sampling.chooser import Chooser
+from headport.runtime.sources import ReadSource
 from headport.runtime.text import TextStream, Tokens
 
 __all__ = ["RowMaker", "beam_steps", "check_streamed", "replies_of"]
@@ -37,6 +38,7 @@ class RowMaker:
     limits: Sequence[int]  # most new tokens of each
     tokens: Tokens
     watched: bool  # text is wanted with every token
+    sources: Sequence[ReadSource | None]  # of each
 
     def rows(self) -> list[Row]:
         """The samples of the first prompt, then those of the second, and so on."""
@@ -63,6 +65,7 @@ class RowMaker:
             seed=seed,
             text=TextStream(self.tokens, stop),
             watched=self.watched or bool(stop),
+            source=self.sources[n],
             sample=sample,
         )
 

@@ -78,6 +78,8 @@ class Stats:
     prefill_runs: int = 0  # backbone runs over prompts, one per chunk
     steps: int = 0  # backbone runs after that, one per step for all rows
     prompt_tokens: int = 0  # that were run
+    encoder_runs: int = 0  # of an encoder-decoder bundle: one per source of a request
+    source_tokens: int = 0  # places of those sources
     reused_tokens: int = 0  # prompt tokens taken over from an earlier prompt's cache
     new_tokens: int = 0
     moved_rows: int = 0  # caches copied so that running rows stay side by side

@@ -9,6 +9,7 @@ from headport.runtime.results import FinishReason, Token
 from headport.runtime.sampling.choice import Choice
 from headport.runtime.sampling.noise import NoiseKey
 from headport.runtime.sampling.settings import Context, Sampling
+from headport.runtime.sources import ReadSource
 from headport.runtime.text import TextStream
 
 __all__ = ["Row"]
@@ -25,6 +26,7 @@ class Row:
         seed: Key of the noise; None only where decoding is greedy.
         text: The reply's text so far.
         watched: Text is needed with every token, not only at the end.
+        source: What it reads beside its tokens, of an encoder-decoder bundle.
         sample: Index among the samples of one prompt; a part of the noise's key.
     """
 
@@ -34,6 +36,7 @@ class Row:
     seed: int | None
     text: TextStream
     watched: bool
+    source: ReadSource | None = field(default=None, compare=False)
     sample: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Choice] = field(default_factory=list)  # one per token, where asked for
@@ -64,6 +67,7 @@ class Row:
             self.parameters.eos_token_ids,
             self.index,
             self.sample,
+            self.parameters.max_new_tokens,
         )
 
     def accept(self, choice: Choice) -> Token:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from headport.runner import Runner
 from headport.runtime.results import Score
+from headport.runtime.sources import ReadSource
 from headport.runtime.vocabulary import IdMap
 
 __all__ = ["Scorer", "target_mask"]
@@ -54,10 +55,17 @@ class Scorer:
     ids: IdMap
     chunk: int  # tokens per backbone run
 
-    def hidden_states(self, token_ids: Sequence[int]) -> Steps:
-        """Hidden states after the final norm, [T] → float32 [T, H]."""
+    def hidden_states(self, token_ids: Sequence[int], source: ReadSource | None = None) -> Steps:
+        """Hidden states after the final norm, [T] → float32 [T, H].
+
+        Args:
+            token_ids: [T].
+            source: What they answer to, of an encoder-decoder bundle.
+        """
         ids = np.array([token_ids], np.int64)
         cache = self.runner.new_cache(1, len(token_ids))
+        if source is not None:
+            source.fill(cache)
         parts = []
         for start in range(0, len(token_ids), self.chunk):
             piece = ids[:, start : start + self.chunk]
@@ -65,21 +73,25 @@ class Scorer:
             yield
         return np.concatenate(parts)
 
-    def outputs(self, token_ids: Sequence[int], head: str) -> Steps:
+    def outputs(
+        self, token_ids: Sequence[int], head: str, source: ReadSource | None = None
+    ) -> Steps:
         """What a head gives after each token, as its graph gives it: [T] → float32 [T, width]."""
-        hidden = yield from self.hidden_states(token_ids)
+        hidden = yield from self.hidden_states(token_ids, source)
         parts = []
         for start in range(0, len(hidden), _ROWS):
             parts.append(self.runner.full_logits(hidden[start : start + _ROWS], head))
             yield
         return np.concatenate(parts)
 
-    def logits(self, token_ids: Sequence[int], head: str) -> Steps:
+    def logits(
+        self, token_ids: Sequence[int], head: str, source: ReadSource | None = None
+    ) -> Steps:
         """Raw logits after each token, by original id, -inf where an id was pruned.
 
         [T] → float32 [T, V].
         """
-        hidden = yield from self.hidden_states(token_ids)
+        hidden = yield from self.hidden_states(token_ids, source)
         found = np.empty((len(token_ids), self.ids.size), np.float32)
         for start in range(0, len(hidden), _ROWS):
             rows = self._rows(hidden[start : start + _ROWS], head)
@@ -88,7 +100,12 @@ class Scorer:
         return found
 
     def score(
-        self, token_ids: Sequence[int], mask: Bools, valid: Bools, head: str
+        self,
+        token_ids: Sequence[int],
+        mask: Bools,
+        valid: Bools,
+        head: str,
+        source: ReadSource | None = None,
     ) -> Generator[None, None, Score]:
         """Negative log-likelihood of each token given those before it, in float64.
 
@@ -100,12 +117,13 @@ class Scorer:
             valid: Which tokens are there at all, [T]; the others are padding, on either side, and
                 are not run.
             head: The head.
+            source: What the tokens answer to, of an encoder-decoder bundle.
         """
         given = np.asarray(token_ids, np.int64)[valid]
         nll = np.zeros(len(given), np.float64)
         wanted = mask[valid]
         if wanted.any():
-            hidden = (yield from self.hidden_states(given.tolist()))[:-1]
+            hidden = (yield from self.hidden_states(given.tolist(), source))[:-1]
             for start in range(0, len(hidden), _ROWS):
                 rows = self._rows(hidden[start : start + _ROWS], head)
                 targets = given[start + 1 : start + 1 + len(rows)]

@@ -183,9 +183,14 @@ def _whole(path: Path) -> Bundle:
     """Open a bundle that gives logits of the whole vocabulary.
 
     Raises:
-        UsageError: If it was pruned.
+        UsageError: If it was pruned, or is of an encoder-decoder model.
     """
     bundle = Bundle.open(path)
+    bundle.require_decoder_only(
+        "`headport validate`",
+        "`headport export` has compared it with PyTorch, and `headport inspect --selftest` tells "
+        "whether it still answers so",
+    )
     vocabulary = bundle.manifest.vocabulary
     if vocabulary.map is not None or vocabulary.checkpoint_ids is not None:
         raise UsageError(

@@ -39,6 +39,7 @@ def engine(options: Options) -> Bundle:
     _check(options)
     refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
+    source.require_decoder_only("an engine", "lower it to ort-cpu")
     words = options.profile or default_profile(source.manifest.model.max_context)
     profiles = parse_profiles(words, source.manifest.model.max_context)
     with (

@@ -64,5 +64,7 @@ def ban_suppressed(scores: Float64, ids: Int64, sampling: Sampling, _: Context) 
 
 
 def ban_at_begin(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
-    """Ban ids as the first new token."""
-    return _ban(scores, ids, sampling.begin_suppress_tokens) if not context.token_ids else scores
+    """Ban ids as the first new token that is not forced."""
+    forced = sampling.forced_bos is not None and len(context.prompt_token_ids) == 1
+    first = len(context.token_ids) == int(forced)
+    return _ban(scores, ids, sampling.begin_suppress_tokens) if first else scores

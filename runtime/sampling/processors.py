@@ -27,6 +27,7 @@ from headport.runtime.sampling.bans import (
 )
 from headport.runtime.sampling.callbacks import ask_callback
 from headport.runtime.sampling.columns import past_of
+from headport.runtime.sampling.forced import force_ids, forced_ids
 from headport.runtime.sampling.penalties import (
     bias_of,
     bias_scores,
@@ -107,6 +108,12 @@ PROCESSORS: tuple[Processor, ...] = (
         ban_early_ends,
     ),
     Processor("allowed", lambda s: s.allowed is not None, keep_allowed),
+    Processor(
+        "forced_bos, forced_eos",
+        lambda s: s.forced_bos is not None or bool(s.forced_eos),
+        force_ids,
+        forced_ids,
+    ),
     Processor("suppress_tokens", lambda s: bool(s.suppress_tokens), ban_suppressed),
     Processor("begin_suppress_tokens", lambda s: bool(s.begin_suppress_tokens), ban_at_begin),
     Processor("process_scores", lambda s: s.process_scores is not None, ask_caller),

@@ -36,6 +36,7 @@ class Context:
     eos_token_ids: tuple[int, ...] = ()
     index: int = 0  # place of the prompt in its request
     sample: int = 0  # place among the samples of one prompt; the rank of a beam
+    max_new_tokens: int | None = None  # where the reply ends at the latest
 
 
 # Ids that may follow, or bool [V] by original id, or None for all.
@@ -86,6 +87,8 @@ class Sampling:
     min_length: int = 0  # no EOS below this many tokens, the prompt's included
     min_new_tokens: int = 0  # no EOS below this many new tokens
     allowed: Allowed | None = None  # the only tokens that may follow
+    forced_bos: int | None = None  # the first new token, where the prompt is one token
+    forced_eos: tuple[int, ...] = ()  # the last token of a reply that reaches its limit
     suppress_tokens: tuple[int, ...] = ()  # never chosen
     begin_suppress_tokens: tuple[int, ...] = ()  # never the first new token
     process_scores: ProcessScores | None = None  # the caller's own, after all others

@@ -106,6 +106,8 @@ class SubsetChooser:
             return None
         if row.parameters.logprobs is not None:
             return None
+        if sampling.forced_bos is not None or sampling.forced_eos:  # may be none of them
+            return None
         named = sampling.allowed.token_ids
         if len(named) > _SMALL_SHARE * len(self.ids.ids):
             return None

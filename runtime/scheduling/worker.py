@@ -134,7 +134,13 @@ class Worker:
     def _leave(self, state: RowState, *, sound: bool = True) -> None:
         assert self._table is not None
         self._running.remove(state)
+        self._forget(state.slot, state)
         self._table.release(state.slot, sound=sound)
+
+    def _forget(self, slot: int, state: RowState) -> None:
+        # What a slot reads would be kept for as long as the slot.
+        if state.row.source is not None and self._table is not None:
+            self._table.slots.sources.put(slot, None)
 
     def _work_on_jobs(self) -> None:
         if not self._jobs:
@@ -184,6 +190,8 @@ class Worker:
         assert table is not None
         if state.fed < 0:
             state.fed = table.begin(state.slot, prompt)
+            if state.row.source is not None:
+                state.row.source.give(table.slots, state.slot)
             self._stats.reused_tokens += state.fed
         chunk = prompt[state.fed : state.fed + self._chunk]
         ids, length = np.array([chunk], np.int64), np.array([len(chunk)], np.int64)
@@ -218,6 +226,7 @@ class Worker:
         behind.sort(key=lambda s: s.slot)
         packed = self._table.pack([s.slot for s in behind])
         if packed is not None:
+            self._forget(packed[0], behind[-1])
             behind[-1].slot = packed[1]
             behind.sort(key=lambda s: s.slot)
             self._stats.moved_rows += 1

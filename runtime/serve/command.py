@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import UsageError
 from headport.progress import say
@@ -81,8 +82,12 @@ def serve(options: Options) -> Stats:
     )
     # Before the bundle is loaded, which takes longer than to find the port taken.
     with _listen(options.host, options.port) as listener:
+        bundle = Bundle.open(options.bundle)
+        bundle.require_decoder_only(
+            "`headport serve`", "use headport.runtime.Generator in a service of your own"
+        )
         generator = Generator(
-            options.bundle,
+            bundle,
             threads=options.threads,
             provider=options.provider,
             cpu_fallback=options.cpu_fallback,

@@ -22,6 +22,7 @@ from headport.runtime.tensorrt.device import CudaDevice, Device, Memory
 from headport.runtime.tensorrt.guard import require_usable
 from headport.runtime.tensorrt.plan import OnDevice, Plan
 from headport.session_runner import Cache, check_step
+from headport.source_encoder import RowSources
 
 __all__ = ["PlanRunner", "open_plans"]
 
@@ -90,6 +91,7 @@ class _GrowingCache:
 
     def __init__(self, batch_size: int, capacity: int, past: dict[str, OnDevice]) -> None:
         self.capacity = capacity
+        self.sources = RowSources((), batch_size)
         self.lengths: Int64 = np.zeros(batch_size, np.int64)
         self.mask: Int64 = np.zeros((batch_size, 0), np.int64)
         self.past = past

@@ -69,6 +69,23 @@ class Bundle:
         bundle.check(verify=verify)
         return bundle
 
+    def require_decoder_only(self, what: str, instead: str) -> None:
+        """Refuse a bundle that answers to a source, where nothing is there to give it one.
+
+        Args:
+            what: What was asked for, in words.
+            instead: What to do.
+
+        Raises:
+            UsageError: If it is of an encoder-decoder model.
+        """
+        if self.manifest.source is not None:
+            raise UsageError(
+                f"{self.path} is the bundle of an encoder-decoder model "
+                f"({self.manifest.model.architecture}), {what} was asked for, which is not "
+                f"supported for those; {instead}"
+            )
+
     def file(self, name: str) -> Path:
         """The path of a file that the manifest lists.
 

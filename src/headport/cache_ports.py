@@ -7,8 +7,12 @@ Keys and values grow by a slot per token; states are as large after a thousand t
 from __future__ import annotations
 
 __all__ = [
+    "FEATURES",
+    "SOURCE_IDS",
+    "SOURCE_MASK",
     "cache_slots",
     "free_dimensions",
+    "is_cross",
     "is_past",
     "is_present",
     "is_state",
@@ -27,11 +31,22 @@ _STATES = {
     "past_recurrent_states": "present_recurrent_states",
 }
 _PRESENT = _GROWING | _STATES
+# What the decoder's layers attend to of a source: `X.N.key`, `X.N.value`, the same in every step.
+_CROSS = "cross_key_values"
+# What an encoder reads: ids with their mask, which its backbone reads as well, or features.
+SOURCE_IDS = "source_ids"
+SOURCE_MASK = "source_mask"
+FEATURES = "input_features"
 
 
 def is_past(name: str) -> bool:
     """Whether an input holds a cache."""
     return name.partition(".")[0] in _PRESENT
+
+
+def is_cross(name: str) -> bool:
+    """Whether a port holds cross keys or values: an encoder's output and its backbone's input."""
+    return name.partition(".")[0] == _CROSS
 
 
 def is_present(name: str) -> bool:
@@ -55,6 +70,9 @@ def free_dimensions(name: str) -> dict[int, str]:
     """Axis → symbol of the dimensions that callers vary, of a cache port of a portable backbone."""
     if is_state(name):
         return {0: "batch"}
+    if is_cross(name):
+        # A batch of its own: 1 where all rows read one source.
+        return {0: "source_batch", 2: "source"}
     return {0: "batch", 2: "past_sequence" if is_past(name) else "total_sequence"}
 
 

@@ -21,6 +21,7 @@ from headport.bundle import Bundle
 from headport.device_slots import DeviceSlots
 from headport.session import Binding, DeviceArray, SessionSettings
 from headport.session_runner import Cache, SessionRunner, check_step
+from headport.source_encoder import RowSources
 
 __all__ = ["DeviceRunner"]
 
@@ -36,6 +37,7 @@ class _DeviceCache:
 
     def __init__(self, batch_size: int, capacity: int, buffers: dict[str, DeviceArray]) -> None:
         self.capacity = capacity
+        self.sources = RowSources((), batch_size)
         self.lengths: Int64 = np.zeros(batch_size, np.int64)
         self.slots = _slots(capacity)
         self.buffers = buffers

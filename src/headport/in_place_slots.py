@@ -70,6 +70,7 @@ class InPlaceSlots(SharedSlots):
 
     def copy(self, source: int, target: int, length: int) -> None:
         assert length == self.lengths[source] or self.divisible
+        self.sources.copy(source, target)
         for name, buffer in self._cache.buffers.items():
             if is_state(name):
                 buffer[target] = buffer[source]

@@ -94,6 +94,8 @@ def _measure_bundle(folder: Path, threads: int) -> MemoryUse:
     from headport.heads import HeadSessions
     from headport.runner import open_runner
     from headport.session import SessionSettings, library_version
+    from headport.session_runner import read_examples
+    from headport.source_encoder import example_sources
 
     library_version()  # loads ONNX Runtime itself
     bundle = Bundle.open(folder, verify=False)
@@ -104,6 +106,9 @@ def _measure_bundle(folder: Path, threads: int) -> MemoryUse:
     heads = HeadSessions(bundle, settings.for_target(bundle.manifest.target), None)
     loaded, _ = _resident()
     cache = runner.new_cache(1, 4)
+    examples = example_sources(bundle.manifest, np.random.default_rng(0))
+    if examples:
+        read_examples(runner, cache, examples[:1])
     hidden = runner.forward(cache, np.zeros((1, 1), np.int64), np.ones(1, np.int64))
     for name in bundle.manifest.heads:
         heads.head(hidden[:, 0], name)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.cache_ports import is_state, present_name
+from headport.source_encoder import RowSources
 
 __all__ = ["PortableSlots"]
 
@@ -25,6 +26,7 @@ class PortableSlots:
 
     Args:
         buffers: Cache input → zeros, [count, KV, capacity, D], or of any shape for a state.
+        sources: What each slot reads beside its tokens.
         capacity: Tokens per slot.
         run: Runs the backbone once.
     """
@@ -34,12 +36,13 @@ class PortableSlots:
     def __init__(
         self,
         buffers: dict[str, Array],
-        count: int,
+        sources: RowSources,
         capacity: int,
         run: Callable[[dict[str, Array]], dict[str, Array]],
     ) -> None:
         self.capacity = capacity
-        self.lengths: Int64 = np.zeros(count, np.int64)
+        self.sources = sources
+        self.lengths: Int64 = np.zeros(sources.count, np.int64)
         self.nbytes = sum(buffer.nbytes for buffer in buffers.values())
         self.divisible = not any(is_state(name) for name in buffers)
         self._buffers = buffers
@@ -55,6 +58,7 @@ class PortableSlots:
             "input_ids": np.where(valid, token_ids, 0),
             "attention_mask": np.concatenate([past, valid], axis=1).astype(np.int64),
         }
+        feeds |= self.sources.feeds(rows)
         for name, buffer in self._buffers.items():
             feeds[name] = buffer[chosen] if is_state(name) else buffer[chosen, :, :longest]
         found = self._run(feeds)
@@ -82,6 +86,7 @@ class PortableSlots:
     def copy(self, source: int, target: int, length: int) -> None:
         assert length == self.lengths[source] or self.divisible
         self.cut(target, 0)
+        self.sources.copy(source, target)
         for name, buffer in self._buffers.items():
             if is_state(name):
                 buffer[target] = buffer[source]

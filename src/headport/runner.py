@@ -25,6 +25,7 @@ from headport.portable_slots import PortableSlots
 from headport.providers import PROVIDERS, find_provider
 from headport.session import Binding, SessionSettings
 from headport.session_runner import Cache, Runner, SessionRunner, check_step
+from headport.source_encoder import Feeds, RowSources
 
 __all__ = [
     "Cache",
@@ -65,7 +66,9 @@ def open_runner(
 class _GrowingCache:
     """Keys, values and states as the last run returned them, and which slots hold tokens."""
 
-    def __init__(self, batch_size: int, capacity: int, past: list[Array]) -> None:
+    def __init__(self, sources: RowSources, capacity: int, past: list[Array]) -> None:
+        batch_size = sources.count
+        self.sources = sources
         self.capacity = capacity
         self.lengths: Int64 = np.zeros(batch_size, np.int64)
         self.mask: Int64 = np.zeros((batch_size, 0), np.int64)
@@ -89,7 +92,7 @@ class PortableRunner(SessionRunner):
             np.zeros(self._cache_shape(p.shape, batch_size, 0), self._backbone.dtype(p.name))
             for p in self._past
         ]
-        return _GrowingCache(batch_size, capacity, past)
+        return _GrowingCache(RowSources(self._cross, batch_size), capacity, past)
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _GrowingCache)
@@ -106,6 +109,7 @@ class PortableRunner(SessionRunner):
             "attention_mask": mask,
         }
         feeds |= {p.name: past for p, past in zip(self._past, cache.past, strict=True)}
+        feeds |= cache.sources.feeds(range(len(mask)))
         found = self._run(feeds)
         # Only after the run, so that a run that failed leaves the cache as it was.
         cache.past = [found[name] for name in self._present]
@@ -120,7 +124,7 @@ class PortableRunner(SessionRunner):
             )
             for p in self._past
         }
-        return PortableSlots(buffers, count, capacity, self._run)
+        return PortableSlots(buffers, RowSources(self._cross, count), capacity, self._run)
 
     def _run(self, feeds: dict[str, Array]) -> dict[str, Array]:
         found = self._backbone.run(feeds)
@@ -132,14 +136,19 @@ class _FixedCache:
     """Preallocated keys and values, bound once as input and output of the same session.
 
     Args:
-        batch_size: Rows.
+        sources: What each row reads beside its tokens.
         capacity: Tokens per row.
         sets: Buffers by name of the cache input; two sets where there are states, which steps read
             and write in turn: one may write the next state before all that depends on the last one
             has been computed. Keys and values are the same arrays in both.
     """
 
-    def __init__(self, batch_size: int, capacity: int, sets: tuple[dict[str, Array], ...]) -> None:
+    def __init__(
+        self, sources: RowSources, capacity: int, sets: tuple[dict[str, Array], ...]
+    ) -> None:
+        batch_size = sources.count
+        self.sources = sources
+        self.given: Feeds = {}  # what the bindings read beside tokens
         self.capacity = capacity
         self.lengths: Int64 = np.zeros(batch_size, np.int64)
         self.sets = sets
@@ -206,7 +215,7 @@ class InPlaceRunner(SessionRunner):
         }
         states = {name: np.zeros_like(b) for name, b in buffers.items() if is_state(name)}
         sets = (buffers, buffers | states) if states else (buffers,)
-        return _FixedCache(batch_size, capacity, sets)
+        return _FixedCache(RowSources(self._cross, batch_size), capacity, sets)
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _FixedCache)
@@ -231,6 +240,11 @@ class InPlaceRunner(SessionRunner):
         """One run of rows `first` … `first + n - 1`: ids [n, T], new tokens [n]."""
         count, width = token_ids.shape
         rows = slice(first, first + count)
+        given = cache.sources.feeds(range(first, first + count))
+        if given is not cache.given:
+            # Bound arrays would be kept for as long as the cache.
+            cache.bindings.clear()
+            cache.given = given
         bound = cache.bindings.get((first, count, cache.turn)) if width == 1 else None
         binding, ids, hidden = bound or self._bind(cache, rows, width)
         valid = np.arange(width)[None, :] < new[:, None]
@@ -255,6 +269,7 @@ class InPlaceRunner(SessionRunner):
             "seqlens_k": cache.seqlens_k[rows],
             "query_seqlens": cache.query_seqlens[rows],
             "total_sequence_length": cache.total_sequence_length,
+            **cache.given,
         }
         # Neighbouring rows are an array themselves. What is read and written in place must be one
         # object on both sides, also where it is such a part.

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.session_runner import Cache, Runner
+from headport.source_encoder import RowSources
 
 __all__ = ["SeparateSlots", "SharedSlots", "SlotRunner", "Slots", "open_slots"]
 
@@ -33,6 +34,11 @@ class Slots(Protocol):
     @property
     def lengths(self) -> Int64:
         """Tokens in each slot, [count]."""
+        ...
+
+    @property
+    def sources(self) -> RowSources:
+        """What each slot reads beside its tokens; `copy` copies that too."""
         ...
 
     @property
@@ -104,6 +110,7 @@ class SeparateSlots:
 
     def __init__(self, runner: Runner, count: int, capacity: int) -> None:
         self.capacity = capacity
+        self.sources = RowSources((), count)
         self._runner = runner
         self._caches: list[Cache | None] = [None] * count
 
@@ -141,6 +148,7 @@ class SharedSlots:
     def __init__(self, cache: Cache, nbytes: int) -> None:
         self.nbytes = nbytes
         self.capacity = cache.capacity
+        self.sources = cache.sources
         self._shared = cache
 
     @property

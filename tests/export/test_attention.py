@@ -10,7 +10,7 @@ from transformers import masking_utils
 
 from headport.errors import ExportError
 from headport.export.attention import MaskSpec, TracedCache, attend, one_attention
-from headport.export.attention import _mask as mask
+from headport.export.attention import causal_mask as mask
 
 B, KV, T, P, D = 1, 2, 3, 5, 8
 causal = masking_utils.causal_mask_function

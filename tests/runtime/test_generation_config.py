@@ -72,6 +72,20 @@ def test_processors_and_beams_are_used():
     assert found.beams == Beams(4, 0.5, "never") and found.n == 2
 
 
+@pytest.mark.parametrize("value", [1, 0, "true", [True]])
+def test_a_do_sample_that_is_no_truth_value_is_refused(value):
+    with pytest.raises(BundleError, match="do_sample must be true or false, "):
+        read_defaults({"do_sample": value})
+
+
+def test_forced_tokens_are_used():
+    found = read_defaults({"forced_bos_token_id": 2, "forced_eos_token_id": [3, 4]}).sampling
+    assert found.forced_bos == 2 and found.forced_eos == (3, 4)
+    assert read_defaults({"forced_eos_token_id": 3}).sampling.forced_eos == (3,)
+    with pytest.raises(BundleError, match="forced_bos must be a token id"):
+        read_defaults({"forced_bos_token_id": -1})
+
+
 def test_sampled_beams_are_refused():
     with pytest.raises(BundleError, match=r"do_sample=True, num_beams=2"):
         read_defaults({"do_sample": True, "num_beams": 2})
@@ -90,8 +104,6 @@ def test_one_end_token_or_several():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("forced_bos_token_id", 2),
-        ("forced_eos_token_id", 2),
         ("exponential_decay_length_penalty", [5, 1.1]),
         ("guidance_scale", 1.5),
         ("diversity_penalty", 0.5),

@@ -100,6 +100,7 @@ def price_with(reference: ReferenceSide, options: Options) -> PriceReport:
     texts = read_texts(options.text)
     bundle, pruned = Bundle.open(options.bundle), Bundle.open(options.pruned)
     for each in (bundle, pruned):
+        each.require_decoder_only("a price of pruning", "keep its whole vocabulary")
         if "lm" not in each.manifest.heads:
             raise UsageError(f"{each.path}: a head 'lm' was expected, it has none")
     kept = read_kept(bundle, pruned)

@@ -1,8 +1,10 @@
 """Attention as ONNX Runtime's fused operator with caches written in place.
 
-    headport::CachedAttention…(q, k, v, past_key, past_value, attention_mask[, sinks][, slopes])
+    headport::CachedAttention…(q, k, v, past_key, past_value, attention_mask
+                               [, sinks][, slopes][, relative])
       →  com.microsoft::GroupQueryAttention(q, k, v, past_key, past_value, seqlens_k,
-             total_sequence_length, attention_bias = slopes · −distance, head_sink = sinks
+             total_sequence_length, attention_bias = slopes · −distance or relative[distance],
+             head_sink = sinks
              [, query_seqlens])
 
 Rows are right-padded and caches compact, so a slot's index is its token's position and the mask
@@ -21,6 +23,7 @@ from headport.lowering.alibi import linear_bias
 from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
 from headport.lowering.in_place import graph_input
 from headport.lowering.match import Match
+from headport.lowering.relative import relative_bias
 
 __all__ = [
     "CPU_KERNEL",
@@ -34,7 +37,9 @@ __all__ = [
 
 # The function's names and signature are defined in headport/export/functions.py.
 _FUNCTION = "CachedAttention"
-_FEATURES = ("sinks", "slopes", "rounded", "softcap", "window")
+_FEATURES = ("sinks", "slopes", "rounded", "relative", "softcap", "window")
+_EXTRAS = ("sinks", "slopes", "relative")  # inputs behind those that every form has
+_BIASES = {"slopes", "relative"}
 _OPERATOR = "GroupQueryAttention"
 _BIAS, _SINK, _QUERY_SEQLENS = 10, 11, 16  # places of its optional inputs
 _SIZE_MULTIPLE = 8
@@ -113,7 +118,7 @@ def _layer(call: ir.Node, index: int, kernel: AttentionKernel) -> _Layer:
     if base != _FUNCTION or not set(features) <= set(_FEATURES):
         raise LoweringError(f"{where}: headport::{call.op_type} is not an attention known here")
     names = ["q", "k", "v", "past_key", "past_value", "attention_mask"]
-    names += [name for name in ("sinks", "slopes") if name in features]
+    names += [name for name in _EXTRAS if name in features]
     if len(call.inputs) != len(names) or None in call.inputs:
         raise LoweringError(f"{where}: {call.op_type} takes {', '.join(names)}")
     inputs = {n: v for n, v in zip(names, call.inputs, strict=True) if v is not None}
@@ -144,9 +149,9 @@ def _layer(call: ir.Node, index: int, kernel: AttentionKernel) -> _Layer:
             f"{where}: {known} was expected, {inputs['past_key'].dtype} found; "
             f"{_OPERATOR} computes in no other type on {kernel.provider}"
         )
-    if {"sinks", "slopes"} <= layer.features and not kernel.bias_with_sinks:
+    if "sinks" in layer.features and _BIASES & layer.features and not kernel.bias_with_sinks:
         raise LoweringError(
-            f"{where}: it has both sinks and slopes, which {_OPERATOR} does not take together on "
+            f"{where}: it has both sinks and a bias, which {_OPERATOR} does not take together on "
             f"{kernel.provider}; run the portable bundle"
         )
     if layer.heads % layer.kv_heads:
@@ -188,6 +193,8 @@ def _lower(model: ir.Model, layer: _Layer, kernel: AttentionKernel) -> None:
         scale = float(attribute(call, "scale", 1.0))
         rounded = scale if "rounded" in layer.features else None
         inputs[_BIAS] = linear_bias(model, emit, given["slopes"], given["q"], rounded)
+    if "relative" in layer.features:
+        inputs[_BIAS] = relative_bias(model, given["relative"], given["q"], call)
     if "sinks" in layer.features:
         inputs[_SINK] = emit.op("CastLike", [given["sinks"], given["q"]], "sinks")
     if kernel.query_seqlens:

@@ -15,7 +15,14 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from headport.cache_ports import is_past, is_present, is_state, present_name
+from headport.cache_ports import (
+    SOURCE_MASK,
+    is_cross,
+    is_past,
+    is_present,
+    is_state,
+    present_name,
+)
 from headport.errors import LoweringError
 from headport.lowering.emit import CONTRIB, attribute
 from headport.lowering.experts import EXPERTS
@@ -24,6 +31,7 @@ from headport.lowering.match import Match
 __all__ = [
     "RAGGED_STEP",
     "RECURRENCES",
+    "SOURCE_ATTENTION",
     "UNIFORM_STEP",
     "add_step_inputs",
     "drop_growing_inputs",
@@ -40,6 +48,9 @@ RECURRENCES = (
     "GatedDeltaRule",
     "LinearRecurrence",
 )
+
+# Attention to a source, headport/export/source_function.py: it reads the same in every step.
+SOURCE_ATTENTION = "SourceAttention"
 
 _StepInputs = dict[str, tuple[ir.DataType, tuple[str, ...]]]
 
@@ -85,7 +96,8 @@ def _caches(model: ir.Model) -> list[ir.Value]:
 def add_step_inputs(model: ir.Model, inputs: _StepInputs = RAGGED_STEP) -> list[Match]:
     """Declare the inputs that describe a step, behind `input_ids`."""
     graph = model.graph
-    expected = {_IDS, _MASK, *(v.name for v in _caches(model))}
+    expected = {_IDS, _MASK, SOURCE_MASK, *(v.name for v in _caches(model))}
+    expected |= {v.name for v in graph.inputs if is_cross(v.name or "")}
     odd = sorted(str(v.name) for v in graph.inputs if v.name not in expected)
     if odd:
         raise LoweringError(
@@ -149,7 +161,7 @@ def _is_allowed(node: ir.Node, value: ir.Value) -> bool:
 
 def _keeps_nothing(node: ir.Node) -> bool:
     # Functions that may stay: they see neither the mask nor a growing cache.
-    return node.op_type.startswith((*RECURRENCES, EXPERTS))
+    return node.op_type.startswith((*RECURRENCES, EXPERTS, SOURCE_ATTENTION))
 
 
 def _is_fused(node: ir.Node | None) -> bool:

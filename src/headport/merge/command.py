@@ -60,6 +60,7 @@ def merge(options: Options) -> MergeReport:
         ParityError: If the written file does not answer like the bundle.
     """
     source = Bundle.open(options.bundle)
+    source.require_decoder_only("merging", "use its graphs as they are: encoder, backbone and head")
     if source.path.resolve() in (options.output.resolve(), *options.output.resolve().parents):
         raise OutputError(f"{options.output} lies in the bundle that is merged; choose another")
     runtimes = _runtimes(options)

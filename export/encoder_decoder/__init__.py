@@ -1,0 +1,1 @@
+"""Encoder-decoder checkpoint → bundle: encoder with cross keys and values, decoder, head."""
