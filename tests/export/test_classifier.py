@@ -94,28 +94,20 @@ def test_it_generates_nothing(reward):
         Candidate(Bundle.open(bundle), 1)
 
 
-def test_several_labels_are_a_task(tmp_path):
+def test_several_labels_are_a_task_and_padding_needs_a_name(tmp_path):
     labels = {0: "no", 1: "maybe", 2: "yes"}
-    checkpoint = save_classifier(tmp_path / "c", "Sequence", num_labels=3, id2label=labels)
+    settings = {"num_labels": 3, "id2label": labels, "pad_token_id": None}
+    checkpoint = save_classifier(tmp_path / "c", "Sequence", **settings)
     bundle = export(Options(model=str(checkpoint), output=tmp_path / "b", head=("answer=auto",)))
+    assert bundle.manifest.task_heads["answer"].pad_id is None
     heads = Heads(bundle, threads=1)
-    found = heads.tasks(heads.encode(TEXTS), head="answer")
+    found = heads.tasks(heads.encode(TEXTS), head="answer")  # of their own length: no guessing
     for scores, expected in zip(found, reference(checkpoint, "Sequence", TEXTS), strict=True):
         close(scores.scores, expected)
         assert scores.labels == ("no", "maybe", "yes")
         assert scores.best == labels[int(expected.argmax())]
-
-
-def test_without_a_padding_token_a_padded_batch_is_refused(tmp_path):
-    checkpoint = save_classifier(tmp_path / "c", "Sequence", num_labels=1, pad_token_id=None)
-    bundle = export(Options(model=str(checkpoint), output=tmp_path / "b"))
-    assert bundle.manifest.task_heads["value"].pad_id is None
-    heads = Heads(bundle, threads=1)
-    found = heads.values(heads.encode(TEXTS))  # of their own length: nothing to guess
-    for value, expected in zip(found, reference(checkpoint, "Sequence", TEXTS), strict=True):
-        close(value, expected)
     with pytest.raises(RequestError, match="the model names no padding token"):
-        heads.values(heads.encode(np.array([[5, 9, 0], [7, 0, 0]])))
+        heads.tasks(heads.encode(np.array([[5, 9, 0], [7, 0, 0]])))
 
 
 def test_scores_per_token(tmp_path):

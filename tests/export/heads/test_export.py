@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,11 +16,21 @@ from safetensors.torch import load_file, save_file
 from headport.bundle import Bundle
 from headport.errors import CheckpointError, ExportError, ParityError, UsageError
 from headport.export.command import Options, export, run
+from headport.export.head_parity import (
+    HeadParity,
+    HeadReference,
+    check_heads,
+    compare_heads,
+    measure_heads,
+)
 from headport.export.heads import MultiTaskHead, ValueHead, load_head, save_head
 from headport.export.heads import exported as exported_heads
+from headport.export.heads.attach import GivenHead, export_heads, given_heads
+from headport.export.source import find_checkpoint
 from headport.inspection import describe
 from headport.manifest import AdaptiveHead, TasksHead, TreeHead
 from headport.manifest import ValueHead as ValueEntry
+from headport.runner import open_runner
 from headport.runtime import Heads
 from headport.selftest import run_selftest
 from tests.head_models import HIDDEN, VOCAB, head_modules, randomise, save_modules
@@ -83,31 +94,63 @@ def test_the_selftest_covers_each_head(headed, tmp_path):
         assert found.logits_error["lm"] == 0
 
 
-@pytest.mark.parametrize("head", ["reward", "judge", "later", "frequent", "tree"])
-def test_parity_fails_where_a_weight_is_another(head, tiny_llama, tmp_path):
+def test_parity_fails_where_a_written_weight_is_another(tiny_llama, tmp_path):
     build, done = exported_heads.build_head, []
 
     def wrong(transform: Any, name: str) -> Any:
-        if name.startswith(f"head.{head}") and not done:
+        if name == "head.frequent.tail2":
             done.append(name)
             weight = transform.weight.clone()
             weight[0] += 0.05
-            transform = exported_heads.HeadTransform(
-                weight, transform.weight_name, transform.bias, 1.0, None, tied=False
-            )
+            transform = replace(transform, weight=weight)
         return build(transform, name)
 
-    [spec] = save_modules(tmp_path, {head: head_modules()[head]})
+    [spec] = save_modules(tmp_path, {"frequent": head_modules()["frequent"]})
     with (
         mock.patch.object(exported_heads, "build_head", wrong),
-        pytest.raises(ParityError, match=f"head {head}: the written files do not answer"),
+        pytest.raises(ParityError, match="head frequent: the written files do not answer"),
     ):
         export(Options(model=str(tiny_llama), output=tmp_path / "out", head=(spec,)))
     assert done and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("head", ["reward", "judge", "later", "frequent", "tree"])
+def test_each_kinds_parity_can_fail(headed, head):
+    rows = np.random.default_rng(3).normal(size=(9, HIDDEN)).astype(np.float32)
+    runner, module = open_runner(headed), head_modules()[head]
+    right = _parity(headed, runner, head, module, rows)
+    assert right and right.same_choice in (None, 1.0)
+    with torch.no_grad():
+        list(module.parameters())[-1].view(-1)[0] += 0.05
+    wrong = _parity(headed, runner, head, module, rows)
+    assert not wrong
+    with pytest.raises(ParityError, match=f"head {head}: the written files do not answer"):
+        check_heads({head: wrong})
+
+
+def _parity(bundle: Bundle, runner: Any, head: str, module: Any, rows: np.ndarray) -> HeadParity:
+    made = export_heads(
+        [GivenHead(head, module, "")],
+        hidden_size=HIDDEN,
+        rows=VOCAB,
+        tokens=VOCAB,
+        dtype=torch.float32,
+    )
+    with torch.no_grad():
+        answers = {k: v.numpy() for k, v in made[0].reference(torch.from_numpy(rows)).items()}
+    references = [HeadReference(head, (answers,))]
+    measured = {"alone": measure_heads(bundle, runner, references, [rows])}
+    return compare_heads(references, measured, 2e-4)[head]
+
+
+def test_probabilities_that_do_not_sum_to_one_fail():
+    found = HeadParity({"alone": 0.0}, 1.0, 1.0, 1.0, sum_error=2e-6)
+    with pytest.raises(ParityError, match="head x: its probabilities sum to 1 ± 2e-06"):
+        check_heads({"x": found})
+
+
 def test_half_precision(tiny_llama, tmp_path):
-    modules = {name: head_modules()[name] for name in ("reward", "later", "frequent")}
+    modules = {name: head_modules()[name] for name in ("reward", "frequent")}
     heads = tuple(save_modules(tmp_path, modules))
     bundle = export(
         Options(model=str(tiny_llama), output=tmp_path / "out", head=heads, dtype="fp16")
@@ -133,17 +176,28 @@ def test_a_value_head_in_the_checkpoint_is_found(tiny_llama, tmp_path):
     weight, bias = torch.randn(1, HIDDEN), torch.randn(1)
     names = {"v_head.summary.weight": weight, "v_head.summary.bias": bias}
     folder = trl_checkpoint(tmp_path / "trl", tiny_llama, **names)
-    bundle = export(Options(model=str(folder), output=tmp_path / "found"))
-    assert list(bundle.manifest.task_heads) == ["value"]
+    outcome = run(Options(model=str(folder), output=tmp_path / "found", head=("critic=auto",)))
+    assert "head critic: value, one scalar per position" in outcome.text
+    bundle = Bundle.open(tmp_path / "found")
+    assert list(bundle.manifest.task_heads) == ["critic"]
     report = bundle.manifest.provenance.stages[-1].report
-    assert report["weights"] == {"name": "streamed", "reason": "", "unused": ()}
+    assert report["weights"]["name"] == "streamed" and not report["weights"]["unused"]
     heads = Heads(bundle, threads=1)
     states = heads.encode([[1, 2, 3]])
     hidden = torch.from_numpy(states.hidden[0])
     expected = (hidden @ weight.T + bias)[:, 0].numpy()
     assert np.abs(heads.values(states)[0] - expected).max() < 2e-4 * np.abs(expected).max()
-    outcome = run(Options(model=str(folder), output=tmp_path / "named", head=("critic=auto",)))
-    assert "head critic: value, one scalar per position" in outcome.text
+
+
+def test_a_value_head_that_is_found_has_a_name(tiny_llama, tmp_path):
+    folder = trl_checkpoint(
+        tmp_path / "trl", tiny_llama, **{"v_head.summary.weight": torch.ones(1, HIDDEN)}
+    )
+    [found] = given_heads(find_checkpoint(str(folder)), ())
+    assert found.name == "value" and found.module.summary.bias is None
+    [spec] = save_modules(tmp_path, {"value": ValueHead(HIDDEN)})
+    message = str(_refused(folder, tmp_path, spec).value)
+    assert "holds a head that has that name; give that one another name" in message
 
 
 def test_a_value_head_of_a_layout_that_is_not_known_is_refused(tiny_llama, tmp_path):
