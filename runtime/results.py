@@ -92,6 +92,7 @@ class Stats:
     certified: int = 0  # tokens chosen from a head's candidates, proved to be the exact choice
     fallbacks: int = 0  # tokens that took all logits because candidates did not decide
     unproved: int = 0  # tokens chosen without proof, by `exact=False` or without a certificate
+    few_rows: int = 0  # tokens chosen from logits of the few allowed ones alone
     # greedy, temperature or the first filter, and whether processors act → the three counts above
     modes: dict[str, dict[str, int]] = field(default_factory=dict)
 

@@ -14,6 +14,7 @@ from headport.quantize.count.workers import Workers
 __all__ = ["Batch", "batches_of", "without_duplicates"]
 
 _BATCH_CHARACTERS = 4 << 20
+_BATCH_DOCUMENTS = 1 << 16  # damaged and empty ones have no characters
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,17 @@ def batches_of(
     for document in corpus.documents(*place):
         batch.files.append(document.file)
         batch = replace(batch, place=(document.file, document.end))
-        if document.text is None:
+        if document.text is not None:
+            batch.texts.append(document.text)
+            size += len(document.text)
+        else:
             if not skip_damaged:
                 raise UsageError(
                     f"{corpus.files[document.file]}: a damaged document before {document.end} "
                     f"({document.fault}); pass --skip-damaged to leave such documents out"
                 )
             batch = replace(batch, damaged=batch.damaged + 1)
-            continue
-        batch.texts.append(document.text)
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS:
+        if size >= _BATCH_CHARACTERS or len(batch.files) >= _BATCH_DOCUMENTS:
             yield batch
             batch, size = Batch(), 0
     if batch.files:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from headport import __version__
 from headport.bundle import check_writable
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import OutputError, ParityError, UsageError
@@ -162,6 +163,7 @@ def _task(options: Options, source: str, files: Sequence[Path]) -> dict[str, Any
     """All that the counts depend on."""
     found = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     return {
+        "headport": __version__,
         "tokenizer": hashlib.sha256(source.encode()).hexdigest(),
         "files": found,
         "field": options.field,

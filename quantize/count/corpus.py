@@ -143,7 +143,9 @@ def _skip(stream: BinaryIO, size: int, path: Path) -> None:
     while size:
         found = len(stream.read(min(size, _CHUNK_BYTES)))
         if not found:
-            raise UsageError(f"{path}: it is shorter than when counting began; count anew")
+            raise UsageError(
+                f"{path}: it is shorter than when counting began; pass --force to count anew"
+            )
         size -= found
 
 

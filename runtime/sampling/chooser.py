@@ -59,6 +59,6 @@ def make_chooser(
     if head.candidates is None:
         whole = LogitsChooser(runner, name, ids)
         if isinstance(runner, RowsRunner):
-            return SubsetChooser(runner, name, ids, whole)
+            return SubsetChooser(runner, name, ids, whole, stats)
         return whole
     return CandidateChooser(runner, name, head, ids, stats, exact)

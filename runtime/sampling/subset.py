@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.errors import HeadportError
+from headport.runtime.results import Stats
 from headport.runtime.row import Row
 from headport.runtime.sampling.choice import Choice
 from headport.runtime.sampling.draws import Chooser, choose_each
@@ -69,12 +70,14 @@ class SubsetChooser:
         name: The head's name.
         ids: Original ids of its columns.
         whole: Chooses from all logits.
+        stats: Where `few_rows` is counted.
     """
 
     runner: RowsRunner
     name: str
     ids: IdMap
     whole: Chooser
+    stats: Stats
     _known: OrderedDict[tuple[int, ...], AllowedTokens] = field(default_factory=OrderedDict)
 
     def choose(self, hidden: Float32, rows: Sequence[Row]) -> list[Choice | HeadportError]:
@@ -87,11 +90,12 @@ class SubsetChooser:
         for places in groups.values():
             own, states = [rows[n] for n in places], np.ascontiguousarray(hidden[places])
             allowed = few[places[0]]
-            choices = (
-                self.whole.choose(states, own)
-                if allowed is None
-                else choose_each(allowed.logits(self.runner, states, self.name), allowed.ids, own)
-            )
+            if allowed is None:
+                choices = self.whole.choose(states, own)
+            else:
+                logits = allowed.logits(self.runner, states, self.name)
+                choices = choose_each(logits, allowed.ids, own)
+                self.stats.few_rows += sum(isinstance(choice, Choice) for choice in choices)
             found |= dict(zip(places, choices, strict=True))
         return [found[n] for n in range(len(rows))]
 

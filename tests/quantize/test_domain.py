@@ -48,6 +48,14 @@ def test_a_domain_is_what_pruning_would_keep(source, counts, saved, tmp_path):
     assert domain_names(saved) == ("notes",) and domain_names(source) == ()
 
 
+def test_a_domain_of_a_pruned_bundle_is_within_what_it_kept(source, counts, tmp_path):
+    cut = PruneOptions(bundle=source.path, output=tmp_path / "p", counts=counts, min_count=2)
+    pruned = prune(msgspec.structs.replace(cut, least=1))
+    kept = np.load(pruned.path / "vocab_map.npy").tolist()
+    wider = Options(bundle=pruned.path, output=tmp_path / "d", name="all", counts=counts)
+    assert read_domain(save_domain(wider), "all") == tuple(kept)
+
+
 def test_nothing_else_changes(source, saved):
     for name, entry in source.manifest.files.items():
         assert saved.manifest.files[name] == entry

@@ -9,7 +9,8 @@ import pytest
 from pyarrow import parquet
 
 from headport.errors import UsageError
-from headport.quantize.count import corpus
+from headport.quantize.count import batches, corpus
+from headport.quantize.count.batches import batches_of
 from headport.quantize.count.corpus import Corpus, find_files
 
 TEXT = "".join(f"line {n} of a text that is cut\n" + "\n" * (n % 3 == 0) for n in range(2000))
@@ -54,6 +55,15 @@ def test_columns_of_parquet_are_read(tmp_path):
     ):
         texts([file])
     assert [d.fault for d in Corpus([file], "n").documents()][:1] == ["a text was expected"]
+
+
+def test_a_batch_of_damaged_documents_is_bounded_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "_BATCH_DOCUMENTS", 4)
+    file = tmp_path / "damaged.jsonl"
+    file.write_text("{\n" * 10 + json.dumps(RECORDS[0]) + "\n")
+    found = list(batches_of(Corpus([file]), (0, 0), skip_damaged=True))
+    assert [(batch.damaged, len(batch.texts)) for batch in found] == [(4, 0), (4, 0), (2, 1)]
+    assert [batch.place for batch in found] == [(0, 8), (0, 16), (0, file.stat().st_size)]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])

@@ -11,6 +11,7 @@ from headport.bundle import Bundle
 from headport.errors import NonFiniteError, RequestError
 from headport.runner import open_runner
 from headport.runtime.parameters import Parameters
+from headport.runtime.results import Stats
 from headport.runtime.row import Row
 from headport.runtime.sampling.choice import Choice
 from headport.runtime.sampling.chooser import LogitsChooser
@@ -62,7 +63,7 @@ def row(allowed: Any = None, logprobs: int | None = None, **sampling: Any) -> Ro
 def choosers(bundle: Bundle, ids: IdMap) -> tuple[Counting, SubsetChooser, LogitsChooser]:
     runner = Counting(bundle)
     whole = LogitsChooser(runner, "lm", ids)  # type: ignore[arg-type]
-    return runner, SubsetChooser(runner, "lm", ids, whole), whole
+    return runner, SubsetChooser(runner, "lm", ids, whole, Stats()), whole
 
 
 MAPS = {
@@ -90,6 +91,7 @@ def test_few_allowed_tokens_choose_as_the_whole_head_does(bundle, name, sampling
     runner.whole = 0
     assert subset.choose(HIDDEN, rows) == expected
     assert runner.whole == 0 and len(runner.rows_of) == 1
+    assert subset.stats.few_rows == len(HIDDEN)
     assert all(isinstance(c, Choice) and c.token_id in named for c in expected)
 
 
@@ -170,11 +172,11 @@ def test_a_generator_computes_the_rows_of_few_allowed_tokens_alone(tiny_bundle, 
     with pytest.MonkeyPatch.context() as patch, Generator(tiny_bundle) as generator:
         patch.setattr(SessionRunner, "rows", watch)
         [reply] = generator.generate("The head", allowed=few, max_new_tokens=6, **options)
-        count = len(asked)
+        count, counted = len(asked), generator.stats.few_rows
         # A likelihood needs the whole head, which chooses the same tokens.
         [whole] = generator.generate(
             "The head", allowed=few, max_new_tokens=6, logprobs=0, **options
         )
-    assert asked == [len(few)] * count and count >= len(reply.token_ids) > 0
+    assert asked == [len(few)] * count and count >= counted == len(reply.token_ids) > 0
     assert len(asked) == count and reply.token_ids == whole.token_ids
     assert set(reply.token_ids) <= set(few)
