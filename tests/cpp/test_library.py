@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from headport.quantize import Options as QuantizeOptions
-from headport.quantize import quantize
 from headport.runtime import Generator
 from tests.cpp.conftest import SANITIZE, SANITIZER_OPTIONS, failed, run
 
@@ -101,17 +99,6 @@ def test_bundles_that_it_cannot_run_are_refused_by_name(refusal, tiny_bundle, tm
     assert "unsupported" in refusal(tiny_bundle)
     assert "headport lower --target ort-cpu" in refusal(tiny_bundle)
     assert "bundle error" in refusal(tmp_path / "nothing")
-
-
-def test_a_certified_head_is_refused_by_name(refusal, tiny_bundle, tmp_path):
-    from headport.lowering import Options as LowerOptions
-    from headport.lowering import lower
-
-    options: dict[str, Any] = {"head": "int8", "block": 16, "certify": True}
-    portable = quantize(QuantizeOptions(bundle=tiny_bundle, output=tmp_path / "int8", **options))
-    output = tmp_path / "cpu"
-    lowered = lower(LowerOptions(bundle=portable.path, output=output, target="ort-cpu"))
-    assert "gives candidates, this library needs one that gives logits" in refusal(lowered.path)
 
 
 def test_a_damaged_bundle_is_refused(refusal, tiny_lowered, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from headport import __version__
 from headport.cache_ports import SPARE_SLOTS
 from headport.runtime import Generator
+from headport.runtime.limits import MAX_BEAMS, MAX_LOGPROBS, MAX_REPLIES
 from headport.runtime.prompts import DEFAULT_NEW_TOKENS
 from headport.runtime.scheduling.capacity import MOST_SLOTS
 
@@ -24,6 +25,9 @@ CHUNK = inspect.signature(Generator).parameters["prefill_chunk"].default
         ("CMakeLists.txt", r"project\(headport VERSION (\S+)", __version__),
         ("src/c_api.cc", r"kMostRows = (\d+);", str(MOST_SLOTS)),
         ("src/generator/generator.cc", r"kNewTokens = (\d+);", str(DEFAULT_NEW_TOKENS)),
+        ("src/generator/limits.cc", r"kMostLogprobs = (\d+);", str(MAX_LOGPROBS)),
+        ("src/generator/limits.cc", r"kMostReplies = (\d+);", str(MAX_REPLIES)),
+        ("src/generator/limits.cc", r"kMostBeams = (\d+);", str(MAX_BEAMS)),
         ("src/generator/in_place_runner.cc", r"kSpareSlots = (\d+);", str(SPARE_SLOTS)),
         ("src/generator/in_place_runner.cc", r"kChunk = (\d+);", str(CHUNK)),
     ],

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <string>
 
 #include "error.h"
 #include "generator/options.h"
@@ -25,6 +26,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   part(&options.max_new_tokens,
        offsetof(headport_options, logit_bias) - offsetof(headport_options, max_new_tokens));
   part(&options.n, 2 * sizeof options.n);
+  part(&options.num_beams,
+       offsetof(headport_options, stop) - offsetof(headport_options, num_beams));
+  const std::string word(reinterpret_cast<const char*>(ids), static_cast<std::size_t>(ids[6]) % 9);
+  const char* stop = word.c_str();
+  options.stop = &stop;
+  options.stop_count = static_cast<std::size_t>(ids[7]) % 2;
   const headport_bias bias = {{ids, static_cast<std::size_t>(ids[0]) % 32}, options.top_p};
   const headport_ids words = {ids + 8, static_cast<std::size_t>(ids[1]) % 24};
   options.logit_bias = &bias;

@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 build=$here/../../../build/cpp-fuzz
 runs=${1:-1000000}
 [ $# -gt 0 ] && shift
-targets=${*:-manifest vocab_map defaults options}
+targets=${*:-manifest vocab_map defaults options safetensors tokenizer}
 
 # Debian's compilers may have no name but one with their number.
 compiler=
@@ -29,6 +29,6 @@ for target in $targets; do
   # What has no seeds is made of bytes alone, of which a first check wants some.
   [ -d "$here/seeds/$target" ] || head -c 1024 /dev/zero > "$corpus/zeros"
   echo "$target: $runs runs"
-  (cd "$build" && "fuzz/fuzz_$target" -runs="$runs" -max_len=4096 -print_final_stats=1 -verbosity=0 \
+  (cd "$build" && "fuzz/fuzz_$target" -runs="$runs" -max_len=4096 -print_final_stats=1 -print_funcs=0 -verbosity=0 \
     "$corpus" $([ -d "$here/seeds/$target" ] && echo "$here/seeds/$target"))
 done

@@ -1,5 +1,6 @@
 // The C ABI: nothing thrown leaves this file.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -11,12 +12,14 @@
 #include "bundle/vocabulary.h"
 #include "error.h"
 #include "generator/cancel.h"
+#include "generator/certificate_check.h"
 #include "generator/defaults.h"
 #include "generator/generator.h"
 #include "generator/in_place_runner.h"
 #include "generator/options.h"
 #include "headport/headport.h"
 #include "ort/library.h"
+#include "text/texts.h"
 
 namespace hi = headport::internal;
 
@@ -89,12 +92,21 @@ Struct taken(const Struct* given, Struct defaults, const char* name) {
   return defaults;
 }
 
+// A copy that headport_free frees.
+void* lent_memory(const void* data, std::size_t size) {
+  void* found = std::malloc(size > 0 ? size : 1);
+  if (found == nullptr) throw std::bad_alloc();
+  if (size > 0) std::memcpy(found, data, size);
+  return found;
+}
+
 headport_settings default_settings() {
   headport_settings found{};
   found.struct_size = sizeof found;
   found.verify = 1;
   found.max_rows = kMostRows;
   found.head = "lm";
+  found.exact = HEADPORT_EXACT_AUTO;
   return found;
 }
 
@@ -104,12 +116,20 @@ struct headport_generator {
   hi::Defaults defaults;
   std::unique_ptr<hi::DefaultLists> lists;
   std::shared_ptr<hi::Library> library;
+  std::shared_ptr<hi::BundleTexts> texts;
   std::unique_ptr<hi::Generator> generator;
   std::string architecture;
+  bool exact = false;
+  std::vector<std::string> heads;
+  std::vector<const char*> head_names;
+  // What the last call of headport_get_stats gave.
+  std::vector<std::pair<std::string, hi::Counts>> modes;
+  std::vector<headport_mode_counts> lent_modes;
 };
 
 struct headport_replies {
   std::vector<hi::Reply> replies;
+  bool texts = false;  // whether they have text
   // In the form of the C ABI; `tops` are never moved once pointed at.
   std::vector<std::vector<headport_likelihood>> likelihoods;
   std::vector<std::vector<headport_top_logprob>> tops;
@@ -131,6 +151,27 @@ void lend_likelihoods(headport_replies& found, std::int64_t top) {
     }
     found.likelihoods.push_back(std::move(rows));
   }
+}
+
+// Whether a head's tokens are to be those of the original one.
+bool is_exact(const hi::Bundle& bundle, const std::string& name, std::int32_t wanted) {
+  if (wanted < HEADPORT_EXACT_AUTO || wanted > HEADPORT_EXACT_ALWAYS) {
+    throw hi::Error(HEADPORT_REQUEST_ERROR,
+                    hi::text("exact must be HEADPORT_EXACT_AUTO, _NEVER or _ALWAYS, ", wanted,
+                             " was given"));
+  }
+  const auto head = bundle.manifest().heads.find(name);
+  if (head == bundle.manifest().heads.end()) return false;  // refused where it is opened
+  const auto& form = head->second.candidates;
+  const bool certified = form.has_value() && form->certified;
+  if (wanted == HEADPORT_EXACT_ALWAYS && !certified) {
+    throw hi::Error(HEADPORT_BUNDLE_ERROR,
+                    hi::text(bundle.path().string(), ": exact answers need a certified head, this "
+                             "one gives ",
+                             form.has_value() ? "candidates without a certificate" : "all logits",
+                             "; make the bundle with `headport quantize --head int8 --certify`"));
+  }
+  return wanted == HEADPORT_EXACT_AUTO ? certified : wanted == HEADPORT_EXACT_ALWAYS;
 }
 
 void open_generator(const char* path, const headport_settings& settings,
@@ -172,12 +213,18 @@ void open_generator(const char* path, const headport_settings& settings,
   found.lists = std::make_unique<hi::DefaultLists>(found.defaults);
   hi::IdMap ids = hi::IdMap::from_bundle(bundle);
   found.library = hi::Library::load(settings.onnxruntime != nullptr ? settings.onnxruntime : "");
-  auto runner = std::make_unique<hi::InPlaceRunner>(
-      found.library, bundle, settings.head != nullptr ? settings.head : "lm", settings.threads);
+  const std::string head = settings.head != nullptr ? settings.head : "lm";
+  found.exact = is_exact(bundle, head, settings.exact);
+  for (const auto& [name, _] : manifest.heads) found.heads.push_back(name);
+  for (const std::string& name : found.heads) found.head_names.push_back(name.c_str());
+  auto runner = std::make_unique<hi::InPlaceRunner>(found.library, bundle, head, settings.threads);
+  if (found.exact) hi::require_certificate(bundle, head, runner->head());
+  found.texts = std::make_shared<hi::BundleTexts>(
+      bundle, settings.tokenizer != nullptr ? settings.tokenizer : "", found.library);
   found.generator = std::make_unique<hi::Generator>(
       std::move(runner), std::move(ids), static_cast<std::size_t>(settings.max_rows),
       settings.max_context > 0 ? settings.max_context : manifest.max_context,
-      settings.reply_limit);
+      settings.reply_limit, found.exact, found.texts);
 }
 
 }  // namespace
@@ -235,10 +282,66 @@ headport_status headport_get_info(const headport_generator* generator, headport_
                               generator->generator->max_context(),
                               generator->architecture.c_str(),
                               generator->library->version().c_str(),
-                              generator->library->api_version()};
+                              generator->library->api_version(),
+                              generator->head_names.data(),
+                              generator->head_names.size(),
+                              generator->exact ? 1 : 0};
     hand_out(found, info, struct_size, "info");
   });
 }
+
+headport_status headport_get_stats(headport_generator* generator, headport_stats* stats,
+                                   size_t struct_size) {
+  return guarded([&] {
+    require(generator, "generator");
+    const hi::Stats& counted = generator->generator->stats();
+    generator->modes = counted.modes();
+    generator->lent_modes.clear();
+    headport_stats found{};
+    found.struct_size = sizeof found;
+    found.new_tokens = counted.new_tokens();
+    for (const auto& [mode, each] : generator->modes) {
+      generator->lent_modes.push_back({mode.c_str(), each.certified, each.fallbacks, each.unproved});
+      found.certified += each.certified;
+      found.fallbacks += each.fallbacks;
+      found.unproved += each.unproved;
+    }
+    found.modes = generator->lent_modes.data();
+    found.mode_count = generator->lent_modes.size();
+    hand_out(found, stats, struct_size, "stats");
+  });
+}
+
+headport_status headport_encode(const headport_generator* generator, const char* text, int64_t** ids,
+                                size_t* count) {
+  return guarded([&] {
+    require(generator, "generator");
+    require(text, "text");
+    require(ids, "ids");
+    require(count, "count");
+    *ids = nullptr;
+    *count = 0;
+    const std::vector<std::int64_t> found = generator->texts->encode(text);
+    *ids = static_cast<int64_t*>(lent_memory(found.data(), found.size() * sizeof(int64_t)));
+    *count = found.size();
+  });
+}
+
+headport_status headport_decode(const headport_generator* generator, headport_ids ids, char** text,
+                                size_t* size) {
+  return guarded([&] {
+    require(generator, "generator");
+    if (ids.count > 0) require(ids.ids, "ids");
+    require(text, "text");
+    require(size, "size");
+    *text = nullptr;
+    const std::string found = generator->texts->get().decode({ids.ids, ids.count});
+    *text = static_cast<char*>(lent_memory(found.c_str(), found.size() + 1));
+    *size = found.size();
+  });
+}
+
+void headport_free(void* memory) { std::free(memory); }
 
 headport_status headport_options_init(const headport_generator* generator,
                                       headport_options* options, size_t struct_size) {
@@ -268,6 +371,7 @@ headport_status headport_generate(headport_generator* generator, const headport_
                                             generator->generator->ids().size());
     auto found = std::make_unique<headport_replies>();
     found->replies = generator->generator->generate(given, request);
+    found->texts = request.texts || !request.stop.empty();
     lend_likelihoods(*found, request.logprobs);
     *replies = found.release();
   });
@@ -295,7 +399,11 @@ headport_status headport_replies_get(const headport_replies* replies, size_t ind
                                each.finish,
                                each.has_seed ? 1 : 0,
                                each.seed,
-                               likelihoods.empty() ? nullptr : likelihoods.data()};
+                               likelihoods.empty() ? nullptr : likelihoods.data(),
+                               replies->texts ? each.text.c_str() : nullptr,
+                               each.text.size(),
+                               each.score.has_value() ? 1 : 0,
+                               each.score.value_or(0.0)};
     hand_out(found, reply, struct_size, "reply");
   });
 }

@@ -85,18 +85,17 @@ void check_npy() {
 }
 
 void check_id_map() {
-  const IdMap map(10, {7, 2, 9}, "map");
+  const IdMap map(10, {2, 7, 9}, "map");
   CHECK(map.ids() == (std::vector<std::int64_t>{2, 7, 9}));
-  CHECK(map.columns() == (std::vector<std::size_t>{1, 0, 2}));
-  CHECK(IdMap(10, {2, 7, 9}, "map").columns().empty());
-  const auto refused = [](const char* name, const std::vector<std::int32_t>& ids) {
-    check_refused(name, HEADPORT_BUNDLE_ERROR, "different ids below 10",
-                  [&] { IdMap(10, ids, "map"); });
+  CHECK(map.kept() == 3 && map.pruned());
+  const auto refused = [](const char* word, const std::vector<std::int32_t>& ids) {
+    check_refused(word, HEADPORT_BUNDLE_ERROR, word, [&] { IdMap(10, ids, "map"); });
   };
-  refused("twice", {1, 1});
-  refused("negative", {-1, 1});
-  refused("too large", {1, 10});
-  refused("none", {});
+  refused("ascending ids expected, 7 and 2 found at 0", {7, 2, 9});
+  refused("ascending ids expected, 1 and 1 found at 1", {0, 1, 1});
+  refused("ids from 0 to 9 expected, -1 found", {-1, 1});
+  refused("ids from 0 to 9 expected, 10 found", {1, 10});
+  refused("at least one id expected", {});
 }
 
 json tiny_manifest() {
@@ -226,14 +225,24 @@ void check_defaults() {
   const auto refused = [](headport_status status, const char* fields, const char* word) {
     check_refused(fields, status, word, [&] { read_defaults(fields, {}); });
   };
-  refused(HEADPORT_UNSUPPORTED, R"({"num_beams": 4})", "num_beams=4");
-  refused(HEADPORT_UNSUPPORTED, R"({"stop_strings": ["x"]})", "stop_strings");
+  const Defaults beams = read_defaults(
+      R"({"num_beams": 4, "early_stopping": "never", "length_penalty": 0.5, "stop_strings": "x"})",
+      {});
+  CHECK(beams.beams.num_beams == 4 && beams.beams.length_penalty == 0.5);
+  CHECK(beams.beams.early_stopping == EarlyStopping::kNever);
+  CHECK(beams.stop == std::vector<std::string>{"x"});
+  refused(HEADPORT_UNSUPPORTED, R"({"do_sample": true, "num_beams": 4})",
+          "do_sample=true, num_beams=4");
+  refused(HEADPORT_BUNDLE_ERROR, R"({"do_sample": 1})", "do_sample must be true or false, 1 was");
+  refused(HEADPORT_BUNDLE_ERROR, R"({"early_stopping": 1})", "early_stopping must be");
+  refused(HEADPORT_BUNDLE_ERROR, R"({"stop_strings": [""]})", "stop_strings must be texts");
+  refused(HEADPORT_BUNDLE_ERROR, R"({"num_beams": 1001})", "num_beams must be");
   refused(HEADPORT_UNSUPPORTED, R"({"a_new_field": 1})", "a_new_field=1");
   refused(HEADPORT_UNSUPPORTED, R"({"encoder_no_repeat_ngram_size": 2})", "ngram_size=2");
   read_defaults(R"({"encoder_no_repeat_ngram_size": 0})", {});
   refused(HEADPORT_BUNDLE_ERROR, R"({"top_p": 1.5})", "top_p must be");
   refused(HEADPORT_BUNDLE_ERROR, R"({"top_k": 1.5})", "top_k must be a whole number");
-  read_defaults(R"({"num_beams": 4})", {"num_beams"});
+  CHECK(read_defaults(R"({"num_beams": 4})", {"num_beams"}).beams.num_beams == 1);
 }
 
 }  // namespace

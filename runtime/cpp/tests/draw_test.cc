@@ -58,7 +58,7 @@ void check_kept(const std::vector<float>& logits, const Sampling& sampling) {
   keep(plain, sampling);
   const Columns columns(logits.size());
   Sampler sampler(columns);
-  sampler.choose(logits.data(), sampling, {1, 2, 0}, {});
+  sampler.choose(logits.data(), sampling, {}, {1, 2, 0}, {});
   CHECK(sampler.kept().ids == plain.ids);
 }
 
@@ -74,7 +74,64 @@ void check_filters(const std::vector<float>& logits) {
     check_kept(logits, sampling);
     sampling.top_p = 0.8;
     check_kept(logits, sampling);
+    // Top-p alone has a way of its own.
+    sampling.top_k = 0;
+    for (const double p : {0.0, 1e-8, 0.01, 0.5, 0.8, 0.9, 0.99, 0.9999, 1.0 - 1e-12}) {
+      sampling.top_p = p;
+      check_kept(logits, sampling);
+      sampling.min_p = 0.02;
+      check_kept(logits, sampling);
+      sampling.min_p = 0.0;
+    }
   }
+}
+
+}  // namespace
+}  // namespace headport::internal
+
+namespace headport::internal {
+namespace {
+
+// Top-p of processed scores: banned ones have no mass, and pruned ids are left out.
+void check_processed_top_p(std::mt19937& random) {
+  const auto logits = row(random, 3000, 4.0f, false);
+  std::vector<std::int64_t> ids;
+  for (std::size_t n = 0; n < logits.size(); ++n) ids.push_back(static_cast<std::int64_t>(3 * n));
+  const Columns columns(ids);
+  Sampling sampling;
+  sampling.temperature = 0.9;
+  sampling.top_p = 0.95;
+  sampling.suppress_tokens = {0, 3, 33, 300, 3000};
+  sampling.logit_bias = {{{9}, 5.0}};
+  Scores plain;
+  for (std::size_t n = 0; n < logits.size(); ++n) {
+    const std::int64_t id = ids[n];
+    const auto& bans = sampling.suppress_tokens;
+    if (std::find(bans.begin(), bans.end(), id) != bans.end()) continue;
+    plain.add(static_cast<double>(logits[n]) + (id == 9 ? 5.0 : 0.0), id);
+  }
+  keep(plain, sampling);
+  Sampler sampler(columns);
+  sampler.choose(logits.data(), sampling, {}, {1, 2, 0}, {});
+  CHECK(sampler.kept().ids == plain.ids);
+  CHECK(sampler.sorted_rows() == 0);
+}
+
+// Rows as models give them are never sorted; equal scores at the border are told by id.
+void check_short_cut(std::mt19937& random) {
+  std::vector<float> logits = row(random, 49152, 3.0f, false);
+  const Columns columns(logits.size());
+  Sampler sampler(columns);
+  Sampling sampling;
+  sampling.temperature = 1.0;
+  for (std::uint64_t step = 0; step < 20; ++step) {
+    sampling.top_p = 0.8 + 0.01 * static_cast<double>(step);
+    sampler.choose(logits.data(), sampling, {}, {1, step, 0}, {});
+  }
+  CHECK(sampler.sorted_rows() == 0);
+  std::vector<float> ties(1000, 1.0f);
+  sampling.top_p = 0.5;
+  check_kept(ties, sampling);
 }
 
 }  // namespace
@@ -92,5 +149,7 @@ int main() {
       }
     }
   }
+  check_processed_top_p(random);
+  check_short_cut(random);
   return headport::test::result();
 }

@@ -1,37 +1,14 @@
 // The generator over a table of logits: what ends replies, what is refused, and that a step of
 // decoding takes no memory.
 #include <cmath>
-#include <cstdlib>
 #include <functional>
-#include <new>
 #include <random>
 
+#include "allocations.h"
 #include "check.h"
 #include "error.h"
 #include "generator/generator.h"
 #include "table_runner.h"
-
-namespace {
-
-// Allocations while it counts. Only this test replaces the operators.
-bool counting = false;
-std::size_t allocations = 0;
-
-void* take(std::size_t size) {
-  if (counting) ++allocations;
-  void* memory = std::malloc(size > 0 ? size : 1);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) { return take(size); }
-void* operator new[](std::size_t size) { return take(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace headport::internal {
 namespace {
@@ -163,17 +140,18 @@ void check_no_allocation(const char* name, const Sampling& sampling, std::int64_
   wanted.logprobs = logprobs;
   wanted.on_token = [](const headport_token& token) {
     if (token.step == 1) {
-      allocations = 0;
-      counting = true;
+      test::allocations = 0;
+      test::count_allocations(true);
     }
-    if (token.step == 38) counting = false;
+    if (token.step == 38) test::count_allocations(false);
     return true;
   };
   Generator made = generator();
   const std::vector<Ids> prompts = {{1, 2}, {3}};
   made.generate({prompts.begin(), prompts.end()}, wanted);
-  counting = false;
-  CHECK_NAMED(allocations == 0, std::string(name) + ": " + std::to_string(allocations));
+  test::count_allocations(false);
+  CHECK_NAMED(test::allocations == 0,
+              std::string(name) + ": " + std::to_string(test::allocations));
 }
 
 void check_allocations() {

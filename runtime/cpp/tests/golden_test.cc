@@ -6,9 +6,11 @@
 
 #include "check.h"
 #include "error.h"
+#include "generator/generator.h"
 #include "sampling/filters.h"
 #include "sampling/noise.h"
 #include "sampling/sampler.h"
+#include "table_runner.h"
 
 namespace headport::internal {
 namespace {
@@ -58,7 +60,8 @@ void check_row(const json& row, const Columns& columns, Sampler& sampler) {
   const Sampling sampling = sampling_of(row["options"]);
   const Ids prompt = ids_of(row["prompt"]), tokens = ids_of(row["tokens"]), ends = ids_of(row["eos"]);
   const Context context{prompt, tokens, ends};
-  const std::vector<double> scores = sampler.process(logits.data(), sampling, context);
+  const AllowedAnswer allowed = ask_allowed(sampling, context);
+  const std::vector<double> scores = sampler.process(logits.data(), sampling, allowed, context);
   for (std::size_t n = 0; n < scores.size(); ++n) {
     const json& wanted = row["scores"][n];
     CHECK_NAMED(wanted.is_null() == std::isinf(scores[n]), name);
@@ -70,7 +73,7 @@ void check_row(const json& row, const Columns& columns, Sampler& sampler) {
   if (kept.empty()) {
     bool refused = false;
     try {
-      sampler.choose(logits.data(), sampling, {}, context);
+      sampler.choose(logits.data(), sampling, allowed, {}, context);
     } catch (const Error& error) {
       refused = error.status() == HEADPORT_REQUEST_ERROR;
     }
@@ -78,12 +81,12 @@ void check_row(const json& row, const Columns& columns, Sampler& sampler) {
     return;
   }
   if (row.contains("greedy")) {
-    CHECK_NAMED(sampler.choose(logits.data(), sampling, {}, context) == row["greedy"], name);
+    CHECK_NAMED(sampler.choose(logits.data(), sampling, allowed, {}, context) == row["greedy"], name);
     return;
   }
   for (const json& draw : row["draws"]) {
     const NoiseKey key{draw[0], draw[1], draw[2]};
-    CHECK_NAMED(sampler.choose(logits.data(), sampling, key, context) == draw[3], name);
+    CHECK_NAMED(sampler.choose(logits.data(), sampling, allowed, key, context) == draw[3], name);
     if (filtering(sampling)) CHECK_NAMED(sampler.kept().ids == kept, name);
   }
   CHECK_NAMED(columns.size() == logits.size(), name);
@@ -109,9 +112,41 @@ void check_generation(const json& wanted, const std::vector<std::vector<float>>&
     const NoiseKey key{wanted.value("seed", std::uint64_t{0}), tokens.size(), 0};
     const std::int64_t last = tokens.empty() ? prompt.back() : tokens.back();
     const auto& logits = table[static_cast<std::size_t>(last)];
-    tokens.push_back(sampler.choose(logits.data(), sampling, key, {prompt, tokens, ends}));
+    const Context context{prompt, tokens, ends};
+    tokens.push_back(
+        sampler.choose(logits.data(), sampling, ask_allowed(sampling, context), key, context));
   }
   CHECK_NAMED(tokens == ids_of(wanted["tokens"]), wanted["options"].dump());
+}
+
+EarlyStopping early_stopping_of(const json& value) {
+  if (value.is_string()) return EarlyStopping::kNever;
+  return value.get<bool>() ? EarlyStopping::kYes : EarlyStopping::kNo;
+}
+
+// transformers adds in float32, so two sums may change places where they are that near; the vectors
+// were made so that none does.
+void check_beams(const json& wanted, const std::vector<std::vector<float>>& table) {
+  Request request;
+  request.beams = {wanted["num_beams"], wanted["length_penalty"],
+                   early_stopping_of(wanted["early_stopping"])};
+  request.ends = ids_of(wanted["eos"]);
+  request.max_new_tokens = wanted["limit"];
+  request.explicit_limit = true;
+  request.n = request.beams.num_beams;
+  const Ids prompt = ids_of(wanted["prompt"]);
+  Generator generator(std::make_unique<test::TableRunner>(table),
+                      IdMap(static_cast<std::int64_t>(table.size())), 1, 1000);
+  const std::vector<Reply> replies = generator.generate({prompt}, request);
+  const std::string name = wanted.dump();
+  CHECK_NAMED(replies.size() == wanted["replies"].size(), name);
+  for (std::size_t n = 0; n < std::min(replies.size(), wanted["replies"].size()); ++n) {
+    CHECK_NAMED(replies[n].token_ids == ids_of(wanted["replies"][n]), name);
+    const double score = wanted["scores"][n];
+    CHECK_NAMED(replies[n].score && std::abs(*replies[n].score - score) <= 1e-4 * std::abs(score),
+                name);
+    CHECK_NAMED(replies[n].sample == n, name);
+  }
 }
 
 void run(const char* file) {
@@ -124,8 +159,10 @@ void run(const char* file) {
   for (const json& row : vectors["rows"]) check_row(row, columns, sampler);
   for (const json& noise : vectors["noise"]) check_noise(noise);
   for (const json& each : vectors["generations"]) check_generation(each, table, sampler);
-  std::printf("%zu rows, %zu draws of noise, %zu generations\n", vectors["rows"].size(),
-              vectors["noise"].size(), vectors["generations"].size());
+  for (const json& each : vectors["beams"]) check_beams(each, table);
+  std::printf("%zu rows, %zu draws of noise, %zu generations, %zu searches\n",
+              vectors["rows"].size(), vectors["noise"].size(), vectors["generations"].size(),
+              vectors["beams"].size());
 }
 
 }  // namespace

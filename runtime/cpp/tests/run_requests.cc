@@ -30,6 +30,16 @@ void read_options(headport::Options& options, const json& given) {
   number("no_repeat_ngram_size", options.no_repeat_ngram_size);
   number("n", options.n);
   number("logprobs", options.logprobs);
+  number("num_beams", options.num_beams);
+  number("length_penalty", options.length_penalty);
+  number("texts", options.texts);
+  if (given.contains("early_stopping")) {
+    const json& early = given["early_stopping"];
+    options.early_stopping = early == "never" ? HEADPORT_STOP_NEVER_EARLY
+                             : early == true  ? HEADPORT_STOP_EARLY
+                                              : HEADPORT_STOP_WHEN_SETTLED;
+  }
+  if (given.contains("stop")) options.set_stop(given["stop"]);
   if (given.contains("seed")) {  // one, or one for each prompt
     const json& seed = given["seed"];
     options.set_seeds(seed.is_array() ? seed.get<std::vector<std::uint64_t>>()
@@ -51,11 +61,13 @@ void read_options(headport::Options& options, const json& given) {
 }
 
 json reply_of(const headport::Reply& reply) {
-  static const char* const kFinish[] = {"none", "eos", "length"};
+  static const char* const kFinish[] = {"none", "eos", "length", "stop"};
   json found = {{"prompt", reply.prompt},
                 {"sample", reply.sample},
                 {"token_ids", reply.token_ids},
-                {"finish_reason", kFinish[reply.finish]}};
+                {"finish_reason", kFinish[reply.finish]},
+                {"text", reply.text}};
+  if (reply.score) found["score"] = *reply.score;
   for (const headport::Likelihood& each : reply.likelihoods) {
     json top = json::array();
     for (const headport::TopLogprob& rank : each.top) top.push_back({rank.token_id, rank.logprob});
@@ -64,10 +76,34 @@ json reply_of(const headport::Reply& reply) {
   return found;
 }
 
+// A prompt is a list of ids or a text.
+TokenIds prompt_of(const headport::Generator& generator, const json& prompt) {
+  return prompt.is_string() ? generator.encode(prompt) : prompt.get<TokenIds>();
+}
+
+json counts_of(const headport::Stats::Counts& counts) {
+  return {{"certified", counts.certified},
+          {"fallbacks", counts.fallbacks},
+          {"unproved", counts.unproved}};
+}
+
+json stats_of(const headport::Generator& generator) {
+  const headport::Stats stats = generator.stats();
+  json found = counts_of(stats.all);
+  found["new_tokens"] = stats.new_tokens;
+  found["modes"] = json::object();
+  for (const auto& [mode, counts] : stats.modes) found["modes"][mode] = counts_of(counts);
+  return found;
+}
+
 int run(const char* bundle, const char* requests, const char* replies, const char* rows) {
   headport_settings settings = headport::default_settings();
   if (rows != nullptr) settings.max_rows = std::atoll(rows);
   settings.threads = 1;
+  settings.head = std::getenv("HEADPORT_HEAD");
+  if (std::getenv("HEADPORT_VERIFY") != nullptr) settings.verify = std::atoi(std::getenv("HEADPORT_VERIFY"));
+  const char* exact = std::getenv("HEADPORT_EXACT");
+  if (exact != nullptr) settings.exact = std::atoi(exact);
   headport::Generator generator(bundle, settings);
   const headport_info info = generator.info();
   std::ifstream stream(requests);
@@ -79,16 +115,24 @@ int run(const char* bundle, const char* requests, const char* replies, const cha
     headport::Options options = generator.options();
     read_options(options, request["options"]);
     json streamed = json::array();
-    options.set_on_token([&](const headport_token& token) {
-      streamed.push_back({token.prompt, token.sample, token.step, token.token_id});
+    const auto listen = [&](const headport_token& token) {
+      streamed.push_back({token.prompt, token.sample, token.step, token.token_id,
+                          token.text != nullptr ? std::string(token.text, token.text_size) : ""});
       return true;
-    });
+    };
+    if (options.num_beams == 1) options.set_on_token(listen);
+    std::vector<TokenIds> prompts;
+    for (const json& prompt : request["prompts"]) prompts.push_back(prompt_of(generator, prompt));
     json written = json::array();
-    for (const headport::Reply& reply : generator.generate(request["prompts"], options)) {
+    for (const headport::Reply& reply : generator.generate(prompts, options)) {
       written.push_back(reply_of(reply));
     }
-    found["requests"].push_back({{"replies", written}, {"streamed", streamed}});
+    found["requests"].push_back(
+        {{"prompts", prompts}, {"replies", written}, {"streamed", streamed}});
   }
+  found["stats"] = stats_of(generator);
+  found["heads"] = std::vector<std::string>(info.heads, info.heads + info.head_count);
+  found["exact"] = info.exact != 0;
   std::ofstream(replies) << found.dump() << "\n";
   return 0;
 }

@@ -34,6 +34,10 @@ class TableRunner final : public internal::Runner {
     return logits_.data();
   }
   void copy(std::size_t source, std::size_t target) override { latest_[target] = latest_[source]; }
+  void reorder(internal::RowSpan sources) override {
+    const auto before = latest_;
+    for (std::size_t row = 0; row < sources.size; ++row) latest_[row] = before[sources[row]];
+  }
 
  private:
   std::vector<std::vector<float>> table_;

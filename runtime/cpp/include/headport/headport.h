@@ -1,4 +1,5 @@
-/* headport: runs bundles of language models on ONNX Runtime. Token ids in, token ids out.
+/* headport: runs bundles of language models on ONNX Runtime. Token ids in, token ids out; texts
+ * where a bundle's tokenizer is of a kind that is known.
  *
  * The C ABI. `headport.hpp` wraps it for C++; docs/cpp.md has the rules on memory and threads.
  *
@@ -43,8 +44,22 @@ typedef enum headport_status {
 typedef enum headport_finish {
   HEADPORT_NOT_FINISHED = 0,
   HEADPORT_EOS = 1,   /* an end token, which is the last of the reply's ids */
-  HEADPORT_LENGTH = 2 /* max_new_tokens are there */
+  HEADPORT_LENGTH = 2, /* max_new_tokens are there */
+  HEADPORT_STOP = 3    /* a stop text is complete; the text ends before it */
 } headport_finish;
+
+/* When a beam search ends that has num_beams complete replies. */
+typedef enum headport_early_stopping {
+  HEADPORT_STOP_WHEN_SETTLED = 0, /* the best open beam, at its length now, cannot beat the worst */
+  HEADPORT_STOP_EARLY = 1,        /* at once */
+  HEADPORT_STOP_NEVER_EARLY = 2   /* not at the length that suits it best either */
+} headport_early_stopping;
+
+typedef enum headport_exact {
+  HEADPORT_EXACT_AUTO = -1,  /* where the head is certified */
+  HEADPORT_EXACT_NEVER = 0,
+  HEADPORT_EXACT_ALWAYS = 1
+} headport_exact;
 
 typedef struct headport_generator headport_generator; /* an opened bundle */
 typedef struct headport_replies headport_replies;     /* what a call of generate gave */
@@ -74,6 +89,13 @@ typedef struct headport_settings {
   const char* const* ignore; /* fields of generation_config to leave out, supported or not */
   size_t ignore_count;
   int64_t reply_limit; /* most tokens of a reply where the call names no number; 0 = none */
+  /* For a head that gives candidates, a headport_exact. Always: every token is the one that the
+   * original, unquantised head would give; what the candidates do not prove takes the full product
+   * and is counted. Never: that is chosen from the rescored quantised logits. */
+  int32_t exact;
+  /* ONNX Runtime GenAI's shared library, which encodes texts; NULL: $HEADPORT_TOKENIZER. It is loaded
+   * when a text is first encoded. */
+  const char* tokenizer;
 } headport_settings;
 
 /* What an opened bundle is. Strings live as long as the generator. */
@@ -85,7 +107,27 @@ typedef struct headport_info {
   const char* architecture;        /* of the checkpoint */
   const char* onnxruntime_version; /* of the library that was loaded */
   uint32_t onnxruntime_api;        /* the version of its C API that is used */
+  const char* const* heads;        /* names of the bundle's heads */
+  size_t head_count;
+  int32_t exact;                   /* whether tokens are those of the original head */
 } headport_info;
+
+/* How tokens of one mode were chosen, from a head that gives candidates. */
+typedef struct headport_mode_counts {
+  const char* mode;  /* greedy, temperature or the first filter, and whether processors act */
+  int64_t certified; /* from the candidates, proved to be the exact choice */
+  int64_t fallbacks; /* from all logits, because the candidates did not decide */
+  int64_t unproved;  /* without proof, by `exact` or without a certificate */
+} headport_mode_counts;
+
+/* Counts since a generator was opened. */
+typedef struct headport_stats {
+  size_t struct_size;
+  int64_t new_tokens;
+  int64_t certified, fallbacks, unproved; /* the sums over all modes */
+  const headport_mode_counts* modes;      /* the generator's; valid until the next headport_get_stats */
+  size_t mode_count;
+} headport_stats;
 
 /* The past of a row, as callbacks see it. */
 typedef struct headport_context {
@@ -118,6 +160,9 @@ typedef struct headport_token {
   int64_t token_id;
   headport_finish finish;
   const headport_likelihood* likelihood; /* NULL where logprobs were not asked for */
+  const char* text; /* what became definite with it; joined this is the reply's text. NULL where texts
+                     * were not asked for */
+  size_t text_size; /* bytes */
 } headport_token;
 
 /* The only ids that may follow. Leave `allowed` as it is to allow all; no ids at all are an error.
@@ -165,6 +210,12 @@ typedef struct headport_options {
   headport_on_token on_token;
   void* on_token_user;
   headport_cancel* cancel;
+  int64_t num_beams;      /* 1 = no beam search */
+  double length_penalty;  /* of beams: the sum of ln p is divided by tokens to this power */
+  int32_t early_stopping; /* of beams, a headport_early_stopping */
+  int32_t texts;          /* 1: replies and tokens have their text; stop texts bring it along */
+  const char* const* stop; /* texts that end a reply; they may begin and end inside tokens */
+  size_t stop_count;
 } headport_options;
 
 /* One reply. Its memory belongs to the replies it came from. */
@@ -177,6 +228,10 @@ typedef struct headport_reply {
   int32_t has_seed; /* 0 where nothing was drawn and no seed was given */
   uint64_t seed;
   const headport_likelihood* likelihoods; /* one per token; NULL where not asked for */
+  const char* text; /* the new text, without special tokens and stop text; NULL where not asked for */
+  size_t text_size; /* bytes */
+  int32_t has_score; /* 1 for a beam */
+  double score;      /* sum of ln p / tokens ^ length_penalty */
 } headport_reply;
 
 HEADPORT_API const char* headport_version(void);
@@ -195,6 +250,19 @@ HEADPORT_API headport_status headport_open(const char* bundle, const headport_se
 HEADPORT_API void headport_close(headport_generator* generator);
 HEADPORT_API headport_status headport_get_info(const headport_generator* generator,
                                                headport_info* info, size_t struct_size);
+/* One call at a time; calls of generate may be running. */
+HEADPORT_API headport_status headport_get_stats(headport_generator* generator,
+                                                headport_stats* stats, size_t struct_size);
+
+/* Token ids of a text, with the special tokens that the tokenizer itself adds: a prompt. `*ids` is to
+ * be freed. Texts of tokenizers for which the ids are not known to be right are refused. */
+HEADPORT_API headport_status headport_encode(const headport_generator* generator, const char* text,
+                                             int64_t** ids, size_t* count);
+/* Text of token ids, special tokens left out; ends with a null byte. `*text` is to be freed. */
+HEADPORT_API headport_status headport_decode(const headport_generator* generator, headport_ids ids,
+                                             char** text, size_t* size);
+/* Frees what the two above gave. NULL is allowed. */
+HEADPORT_API void headport_free(void* memory);
 
 /* Fill with the bundle's own defaults; lists stay the generator's. */
 HEADPORT_API headport_status headport_options_init(const headport_generator* generator,

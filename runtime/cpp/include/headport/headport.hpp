@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -91,6 +92,14 @@ class Options : public headport_options {
   }
   void set_allowed_ids(TokenIds ids) { allowed_ids = keep(state_->allowed_ids, ids); }
   void set_eos_token_ids(TokenIds ids) { eos_token_ids = keep(state_->ends, ids); }
+  // Texts that end a reply; with them replies have their text.
+  void set_stop(std::vector<std::string> values) {
+    state_->stop = std::move(values);
+    state_->lent_stop.clear();
+    for (const std::string& each : state_->stop) state_->lent_stop.push_back(each.c_str());
+    stop = state_->lent_stop.data();
+    stop_count = state_->lent_stop.size();
+  }
   void set_cancel(const Cancel& handle) { cancel = handle.get(); }
 
   void set_on_token(OnToken call) {
@@ -139,6 +148,8 @@ class Options : public headport_options {
     std::vector<TokenIds> words;
     std::vector<headport_ids> lent_words;
     TokenIds suppress, begin_suppress, allowed_ids, ends;
+    std::vector<std::string> stop;
+    std::vector<const char*> lent_stop;
     OnToken on_token;
     Allowed allowed;
     std::optional<TokenIds> answer;
@@ -184,6 +195,18 @@ struct Reply {
   headport_finish finish;
   std::optional<std::uint64_t> seed;
   std::vector<Likelihood> likelihoods;  // empty where not asked for
+  std::string text;                     // likewise
+  std::optional<double> score;          // of a beam
+};
+
+// How tokens were chosen since a generator was opened, from a head that gives candidates.
+struct Stats {
+  struct Counts {
+    std::int64_t certified = 0, fallbacks = 0, unproved = 0;
+  };
+  std::int64_t new_tokens = 0;
+  Counts all;
+  std::map<std::string, Counts> modes;
 };
 
 inline headport_settings default_settings() {
@@ -206,6 +229,36 @@ class Generator {
     headport_info found;
     check(headport_get_info(handle_.get(), &found, sizeof found));
     return found;
+  }
+  // One call at a time.
+  Stats stats() const {
+    headport_stats raw;
+    check(headport_get_stats(handle_.get(), &raw, sizeof raw));
+    Stats found{raw.new_tokens, {raw.certified, raw.fallbacks, raw.unproved}, {}};
+    for (std::size_t n = 0; n < raw.mode_count; ++n) {
+      const headport_mode_counts& each = raw.modes[n];
+      found.modes[each.mode] = {each.certified, each.fallbacks, each.unproved};
+    }
+    return found;
+  }
+  // Token ids of a text, with the special tokens that the tokenizer itself adds: a prompt.
+  TokenIds encode(const std::string& text) const {
+    if (text.find('\0') != std::string::npos) {
+      throw std::invalid_argument("a text without null characters was expected; give ids");
+    }
+    std::int64_t* ids = nullptr;
+    std::size_t count = 0;
+    check(headport_encode(handle_.get(), text.c_str(), &ids, &count));
+    const std::unique_ptr<std::int64_t, Free> owned(ids);
+    return TokenIds(ids, ids + count);
+  }
+  // Text of token ids, special tokens left out.
+  std::string decode(const TokenIds& ids) const {
+    char* text = nullptr;
+    std::size_t size = 0;
+    check(headport_decode(handle_.get(), {ids.data(), ids.size()}, &text, &size));
+    const std::unique_ptr<char, Free> owned(text);
+    return std::string(text, size);
   }
   // The bundle's defaults, to be changed.
   Options options() const { return Options(handle_.get()); }
@@ -232,6 +285,9 @@ class Generator {
   struct Close {
     void operator()(headport_generator* handle) const { headport_close(handle); }
   };
+  struct Free {
+    void operator()(void* memory) const { headport_free(memory); }
+  };
   struct FreeReplies {
     void operator()(headport_replies* handle) const { headport_replies_free(handle); }
   };
@@ -239,9 +295,11 @@ class Generator {
   static Reply copy(const headport_replies* replies, std::size_t index) {
     headport_reply raw;
     check(headport_replies_get(replies, index, &raw, sizeof raw));
-    Reply reply{raw.prompt, raw.sample, {}, raw.finish, std::nullopt, {}};
+    Reply reply{raw.prompt, raw.sample, {}, raw.finish, std::nullopt, {}, {}, std::nullopt};
     reply.token_ids.assign(raw.token_ids.ids, raw.token_ids.ids + raw.token_ids.count);
     if (raw.has_seed != 0) reply.seed = raw.seed;
+    if (raw.text != nullptr) reply.text.assign(raw.text, raw.text_size);
+    if (raw.has_score != 0) reply.score = raw.score;
     if (raw.likelihoods == nullptr) return reply;
     for (std::size_t n = 0; n < raw.token_ids.count; ++n) {
       const headport_likelihood& each = raw.likelihoods[n];

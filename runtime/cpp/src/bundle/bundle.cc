@@ -168,7 +168,8 @@ void Bundle::check(bool verify) const {
     if (!fault.empty()) faults.push_back(fault);
   }
   if (faults.empty()) faults = faults_of(path_, manifest_, verify);
-  std::vector<std::string> named = manifest_.tensor_files;
+  std::vector<std::string> named;
+  for (const Tensor& tensor : manifest_.tensors) named.push_back(tensor.file);
   for (const auto& [_, graph] : manifest_.graphs) named.push_back(graph.file);
   std::sort(named.begin(), named.end());
   named.erase(std::unique(named.begin(), named.end()), named.end());

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bundle/json.h"
 #include "bundle/schema.h"
 #include "error.h"
 
@@ -33,26 +34,33 @@ Graph graph_of(const json& value) {
   return graph;
 }
 
-// Writing JSON recurses, so what a stranger wrote must not be as deep as the stack is long.
-constexpr int kDeepest = 64;
-
-json parse(const std::string& data, const std::string& where) {
-  try {
-    return json::parse(data, [&](int depth, json::parse_event_t, json&) {
-      if (depth <= kDeepest) return true;
-      throw Error(HEADPORT_BUNDLE_ERROR,
-                  text(where, ": not a headport manifest (nested more than ", kDeepest, " deep)"));
-    });
-  } catch (const json::exception& error) {
-    throw Error(HEADPORT_BUNDLE_ERROR,
-                text(where, ": not a headport manifest (", error.what(), ")"));
+Head head_of(const json& value) {
+  Head head;
+  head.graph = value["graph"];
+  head.outputs = value["outputs"];
+  head.vocab_size = value["vocab_size"];
+  head.scale = value["scale"];
+  head.softcap = optional_of<double>(value["softcap"]);
+  head.bias = value["bias"];
+  head.weight = value["weight"];
+  const json& quantization = value["quantization"];
+  if (!quantization.is_null()) {
+    head.quantization = Quantization{optional_of<std::int64_t>(quantization["block"]),
+                                     quantization["activations"]};
   }
+  head.transform = optional_of<std::string>(value.value("transform", json()));
+  const auto form = value.find("candidates");
+  if (form == value.end() || form->is_null()) return head;
+  const json& given = *form;
+  head.candidates = CandidateForm{given["count"], given["certified"], given["full"],
+                                  given["original"]};
+  return head;
 }
 
 }  // namespace
 
 Manifest read_manifest(const std::string& data, const std::string& where) {
-  const json value = parse(data, where);
+  const json value = parse_json(data, where, "a headport manifest");
   check_manifest(value, where);
   Manifest found;
   found.architecture = value["model"]["architecture"];
@@ -60,10 +68,14 @@ Manifest read_manifest(const std::string& data, const std::string& where) {
   found.max_context = value["model"]["max_context"];
   for (const auto& [name, each] : value["graphs"].items()) found.graphs[name] = graph_of(each);
   for (const auto& [name, each] : value["heads"].items()) {
-    found.heads[name] = {each["graph"], each["outputs"],
-                         optional_of<std::string>(each.value("transform", json()))};
+    found.heads[name] = head_of(each);
   }
-  for (const json& tensor : value["tensors"]) found.tensor_files.push_back(tensor["file"]);
+  for (const json& each : value["tensors"]) {
+    found.tensors.push_back({each["name"], each["dtype"],
+                             each["shape"].get<std::vector<std::int64_t>>(), each["file"],
+                             each["offset"], each["length"],
+                             each["consumers"].get<std::vector<std::string>>()});
+  }
   const json& vocabulary = value["vocabulary"];
   found.vocabulary = {vocabulary["size"], optional_of<std::int64_t>(vocabulary["kept_size"]),
                       optional_of<std::string>(vocabulary["map"])};

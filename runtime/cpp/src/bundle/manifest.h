@@ -25,10 +25,41 @@ struct Graph {
   std::vector<Port> outputs;
 };
 
+// What a head that gives candidates gives, and where its other graph is.
+struct CandidateForm {
+  std::int64_t count = 0;  // candidates per row
+  bool certified = false;
+  std::string full;  // the graph with the original weight that gives all logits
+  std::string original;  // the original weight in the tensor ledger
+};
+
+struct Quantization {
+  std::optional<std::int64_t> block;
+  std::string activations;
+};
+
 struct Head {
   std::string graph;
   std::string outputs;  // `logits` or `candidates`
+  std::int64_t vocab_size = 0;
+  double scale = 1.0;
+  std::optional<double> softcap;
+  bool bias = false;
+  std::string weight;  // in the tensor ledger
+  std::optional<Quantization> quantization;
+  std::optional<CandidateForm> candidates;
   std::optional<std::string> transform;  // graph that comes before it
+};
+
+// A large tensor. `consumers` are `graph:initializer` names.
+struct Tensor {
+  std::string name;
+  std::string dtype;
+  std::vector<std::int64_t> shape;
+  std::string file;
+  std::int64_t offset = 0;  // bytes
+  std::int64_t length = 0;  // bytes
+  std::vector<std::string> consumers;
 };
 
 struct FileEntry {
@@ -48,7 +79,7 @@ struct Manifest {
   std::int64_t max_context = 0;
   std::map<std::string, Graph> graphs;
   std::map<std::string, Head> heads;
-  std::vector<std::string> tensor_files;
+  std::vector<Tensor> tensors;
   Vocabulary vocabulary;
   std::string defaults;  // generation defaults, as JSON
   std::map<std::string, std::string> session_options;

@@ -1,7 +1,7 @@
 #include "bundle/vocabulary.h"
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
 
 #include "bundle/npy.h"
 #include "error.h"
@@ -15,20 +15,24 @@ constexpr std::uintmax_t kMapBytes = std::uintmax_t{1} << 30;
 
 IdMap::IdMap(std::int64_t size, const std::vector<std::int32_t>& new_to_original,
              const std::string& where)
-    : size_(size), kept_(new_to_original.size()) {
-  std::vector<std::size_t> order(kept_);
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return new_to_original[a] < new_to_original[b];
-  });
-  for (const std::size_t column : order) ids_.push_back(new_to_original[column]);
-  const auto twice = std::adjacent_find(ids_.begin(), ids_.end());
-  if (ids_.empty() || ids_.front() < 0 || ids_.back() >= size || twice != ids_.end()) {
+    : size_(size),
+      kept_(new_to_original.size()),
+      ids_(new_to_original.begin(), new_to_original.end()) {
+  for (const std::int64_t id : ids_) {
+    if (id >= 0 && id < size) continue;
     throw Error(HEADPORT_BUNDLE_ERROR,
-                text(where, ": the vocabulary map must name different ids below ", size,
-                     twice != ids_.end() ? "; it names some twice" : "; it names others"));
+                text(where, ": ids from 0 to ", size - 1, " expected, ", id,
+                     " found; the file was changed, make the bundle again"));
   }
-  if (!std::is_sorted(order.begin(), order.end())) columns_ = std::move(order);
+  const auto odd = std::adjacent_find(ids_.begin(), ids_.end(), std::greater_equal<>());
+  if (odd != ids_.end()) {
+    throw Error(HEADPORT_BUNDLE_ERROR,
+                text(where, ": ascending ids expected, ", odd[0], " and ", odd[1], " found at ",
+                     odd - ids_.begin(), "; the file was changed, make the bundle again"));
+  }
+  if (ids_.empty()) {
+    throw Error(HEADPORT_BUNDLE_ERROR, text(where, ": at least one id expected, none found"));
+  }
 }
 
 IdMap IdMap::from_bundle(const Bundle& bundle) {

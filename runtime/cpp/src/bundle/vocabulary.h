@@ -14,7 +14,8 @@ class IdMap {
  public:
   // Without a map: all ids.
   explicit IdMap(std::int64_t size) : size_(size), kept_(static_cast<std::size_t>(size)) {}
-  // Errors: HEADPORT_BUNDLE_ERROR if an id is out of range or given twice.
+  // Errors: HEADPORT_BUNDLE_ERROR if an id is out of range or not above the one before. Stages write
+  // them ascending, so others were not written with this head.
   IdMap(std::int64_t size, const std::vector<std::int32_t>& new_to_original,
         const std::string& where);
   // Reads the map that the manifest names, if any.
@@ -23,15 +24,13 @@ class IdMap {
   std::int64_t size() const { return size_; }       // ids are below this
   std::size_t kept() const { return kept_; }        // ids that exist
   bool pruned() const { return !ids_.empty(); }
-  const std::vector<std::int64_t>& ids() const { return ids_; }  // ascending; empty: all
-  // Head column of each id; empty where the head has them in order.
-  const std::vector<std::size_t>& columns() const { return columns_; }
+  // Original id of each head column, ascending; empty: all.
+  const std::vector<std::int64_t>& ids() const { return ids_; }
 
  private:
   std::int64_t size_;
   std::size_t kept_;
   std::vector<std::int64_t> ids_;
-  std::vector<std::size_t> columns_;
 };
 
 }  // namespace headport::internal

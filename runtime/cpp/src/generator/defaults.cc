@@ -13,8 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// Neutral values besides null, as JSON; any other value changes tokens and is not supported. Beams
-// and stop texts, which Python has, are among them.
+// Neutral values besides null, as JSON; any other value changes tokens and is not supported.
 const std::map<std::string, std::set<std::string>> kNeutral = {
     {"constraints", {"[]"}},
     {"custom_generate", {}},
@@ -29,22 +28,19 @@ const std::map<std::string, std::set<std::string>> kNeutral = {
     {"guidance_scale", {"1.0", "1"}},
     {"max_time", {}},
     {"num_beam_groups", {"1"}},
-    {"num_beams", {"1"}},
     {"penalty_alpha", {"0.0", "0"}},
-    {"stop_strings", {"[]"}},
     {"token_healing", {"false"}},
     {"top_h", {}},
     {"watermarking_config", {}},
 };
 
-// These choose what is returned, how fast it is computed, or belong to encoders, assistants and
-// beams, which do not exist where the fields above are neutral.
+// These choose what is returned, how fast it is computed, or belong to encoders and assistants,
+// which do not exist where the fields above are neutral.
 const std::set<std::string> kIgnored = {
     "_commit_hash", "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit",
     "assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id", "cache_config",
     "cache_implementation", "compile_config", "continuous_batching_config",
-    "decoder_start_token_id", "disable_compile", "early_stopping", "is_assistant",
-    "length_penalty", "low_memory", "max_cache_len", "max_matching_ngram_size",
+    "decoder_start_token_id", "disable_compile", "is_assistant", "low_memory", "max_cache_len", "max_matching_ngram_size",
     "num_assistant_tokens", "num_assistant_tokens_schedule", "output_attentions",
     "output_hidden_states", "output_logits", "output_scores", "pad_token_id", "prefill_chunk_size",
     "prompt_lookup_num_tokens", "remove_invalid_values", "renormalize_logits",
@@ -75,11 +71,39 @@ double real(const std::string& name, const json& value) {
   return value;
 }
 
+bool flag(const std::string& name, const json& given) {
+  const auto found = given.find(name);
+  if (found == given.end() || found->is_null()) return false;
+  if (!found->is_boolean()) refuse(name, "true or false", *found);
+  return found->get<bool>();
+}
+
 Ids id_list(const std::string& name, const json& value) {
   if (!value.is_array()) refuse(name, "a list of token ids", value);
   Ids found;
   for (const json& each : value) found.push_back(whole(name, each));
   return found;
+}
+
+void read_length_penalty(Defaults& defaults, const std::string& name, const json& value) {
+  defaults.beams.length_penalty = real(name, value);
+}
+
+void read_early_stopping(Defaults& defaults, const std::string& name, const json& value) {
+  if (value == "never") {
+    defaults.beams.early_stopping = EarlyStopping::kNever;
+  } else if (value.is_boolean()) {
+    defaults.beams.early_stopping = value.get<bool>() ? EarlyStopping::kYes : EarlyStopping::kNo;
+  } else {
+    refuse(name, "true, false or \"never\"", value);
+  }
+}
+
+void read_stop(Defaults& defaults, const std::string& name, const json& value) {
+  for (const json& each : value.is_array() ? value : json::array({value})) {
+    if (!each.is_string() || each == "") refuse(name, "texts that are not empty", value);
+    defaults.stop.push_back(each.get<std::string>());
+  }
 }
 
 using Reader = void (*)(Defaults&, const std::string& name, const json& value);
@@ -127,20 +151,27 @@ const std::map<std::string, Reader> kUsed = {
     {"bad_words_ids", read_bad_words},
     {"begin_suppress_tokens", read_ids<&Sampling::begin_suppress_tokens>},
     {"do_sample", [](Defaults&, const std::string&, const json&) {}},  // read first of all
+    {"early_stopping", read_early_stopping},
     {"eos_token_id", read_ends},
     {"epsilon_cutoff", read_real<&Sampling::epsilon_cutoff>},
     {"eta_cutoff", read_real<&Sampling::eta_cutoff>},
     {"frequency_penalty", read_real<&Sampling::frequency_penalty>},
+    {"length_penalty", read_length_penalty},
     {"max_length", read_count<&Defaults::max_length>},
     {"max_new_tokens", read_count<&Defaults::max_new_tokens>},
     {"min_length", read_whole<&Sampling::min_length>},
     {"min_new_tokens", read_whole<&Sampling::min_new_tokens>},
     {"min_p", read_real<&Sampling::min_p>},
     {"no_repeat_ngram_size", read_whole<&Sampling::no_repeat_ngram_size>},
+    {"num_beams",
+     [](Defaults& defaults, const std::string& name, const json& value) {
+       defaults.beams.num_beams = positive(name, value);
+     }},
     {"num_return_sequences", read_count<&Defaults::n>},
     {"presence_penalty", read_real<&Sampling::presence_penalty>},
     {"repetition_penalty", read_real<&Sampling::repetition_penalty>},
     {"sequence_bias", read_bias},
+    {"stop_strings", read_stop},
     {"suppress_tokens", read_ids<&Sampling::suppress_tokens>},
     {"temperature", read_real<&Sampling::temperature>},
     {"top_k", read_whole<&Sampling::top_k>},
@@ -159,9 +190,14 @@ bool changes_tokens(const std::string& name, const json& value) {
 Defaults read_defaults(const std::string& fields, const std::vector<std::string>& ignore) {
   json given = json::parse(fields);
   for (const std::string& name : ignore) given.erase(name);
+  const bool samples = flag("do_sample", given);
+  const auto beams = given.find("num_beams");
+  const bool sampled_beams =
+      samples && beams != given.end() && !beams->is_null() && *beams != 1;
   std::string refused;
   for (const auto& [name, value] : given.items()) {
-    if (value.is_null() || !changes_tokens(name, value)) continue;
+    const bool together = sampled_beams && (name == "do_sample" || name == "num_beams");
+    if (value.is_null() || !(together || changes_tokens(name, value))) continue;
     refused += (refused.empty() ? "" : ", ") + name + "=" + value.dump();
   }
   if (!refused.empty()) {
@@ -171,15 +207,14 @@ Defaults read_defaults(const std::string& fields, const std::vector<std::string>
                      "run without, name the fields in the settings' `ignore`"));
   }
   Defaults found;
-  const auto sampled = given.find("do_sample");
-  const bool samples = sampled != given.end() && sampled->is_boolean() && sampled->get<bool>();
   if (samples) found.sampling.temperature = 1.0;
   for (const auto& [name, value] : given.items()) {
     const auto reader = kUsed.find(name);
     if (value.is_null() || reader == kUsed.end()) continue;
     reader->second(found, name, value);
   }
-  const std::string faults = faults_of(found.sampling);
+  const std::string faults =
+      joined(faults_of(found.sampling), faults_of(found.beams, found.n));
   if (!faults.empty()) {
     throw Error(HEADPORT_BUNDLE_ERROR,
                 text("the bundle's generation_config is wrong: ", faults));

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "error.h"
+#include "generator/beams.h"
 
 namespace headport::internal {
 namespace {
@@ -43,19 +44,21 @@ void check_prompts(const std::vector<IdSpan>& prompts, std::int64_t vocab_size) 
 }  // namespace
 
 Generator::Generator(std::unique_ptr<Runner> runner, IdMap ids, std::size_t most_rows,
-                     std::int64_t max_context, std::int64_t reply_limit)
+                     std::int64_t max_context, std::int64_t reply_limit, bool exact,
+                     std::shared_ptr<BundleTexts> texts)
     : runner_(std::move(runner)),
       ids_(std::move(ids)),
       columns_(ids_.pruned() ? Columns(ids_.ids()) : Columns(ids_.kept())),
       sampler_(columns_),
       most_rows_(most_rows),
       max_context_(max_context),
-      reply_limit_(reply_limit) {
+      reply_limit_(reply_limit),
+      texts_(std::move(texts)),
+      chooser_(make_chooser(*runner_, columns_, sampler_, stats_, exact)) {
   if (runner_->width() < ids_.kept()) {
     throw Error(HEADPORT_BUNDLE_ERROR, text(ids_.kept(), " logits per row expected, the head gives ",
                                             runner_->width()));
   }
-  if (!ids_.columns().empty()) ordered_.resize(ids_.kept());
 }
 
 // What the call asks for must fit the context; what the bundle or this file presets is cut to it.
@@ -91,16 +94,23 @@ std::vector<std::size_t> Generator::limits_of(const std::vector<IdSpan>& prompts
   return limits;
 }
 
-std::vector<Generator::Sequence> Generator::sequences_of(const std::vector<IdSpan>& prompts,
-                                                         const Request& request) const {
+std::vector<Sequence> Generator::sequences_of(const std::vector<IdSpan>& prompts,
+                                              const Request& request) const {
   const std::vector<std::size_t> limits = limits_of(prompts, request);
+  const bool written = request.texts || !request.stop.empty();
+  if (written && texts_ == nullptr) {
+    throw Error(HEADPORT_REQUEST_ERROR, "texts and stop texts need a bundle's tokenizer");
+  }
+  const Texts* texts = written ? &texts_->get() : nullptr;
   const std::size_t top = request.logprobs > 0 ? static_cast<std::size_t>(request.logprobs) : 0;
   std::vector<Sequence> found;
   for (std::size_t n = 0; n < prompts.size(); ++n) {
     const bool given = !request.seeds.empty();
     const bool has_seed = given || request.sampling.temperature > 0.0;
     const std::uint64_t seed = given ? request.seeds[n] : has_seed ? drawn_seed() : 0;
-    for (std::int64_t sample = 0; sample < request.n; ++sample) {
+    // Beams make their replies themselves.
+    const std::int64_t samples = request.beams.num_beams > 1 ? 1 : request.n;
+    for (std::int64_t sample = 0; sample < samples; ++sample) {
       Sequence sequence;
       sequence.prompt = prompts[n];
       sequence.limit = limits[n];
@@ -108,7 +118,11 @@ std::vector<Generator::Sequence> Generator::sequences_of(const std::vector<IdSpa
       sequence.reply.sample = static_cast<std::size_t>(sample);
       sequence.reply.has_seed = has_seed;
       sequence.reply.seed = seed;
-      // All memory is taken here, so that a step takes none.
+      if (texts != nullptr) {
+        sequence.text.emplace(*texts, request.stop);
+        sequence.watched = request.on_token || !request.stop.empty();
+      }
+      // All memory is taken here, so that a step takes none; text takes its own as it grows.
       sequence.reply.token_ids.reserve(limits[n]);
       if (request.logprobs >= 0) {
         sequence.reply.likelihoods.reserve(limits[n]);
@@ -130,10 +144,16 @@ std::vector<Reply> Generator::generate(const std::vector<IdSpan>& prompts,
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   stop_if_cancelled(request);
+  if (request.beams.num_beams > 1) {
+    runner_->reserve(static_cast<std::size_t>(request.beams.num_beams), capacity);
+    return search(sequences, request);
+  }
   const std::size_t rows = std::min(most_rows_, sequences.size());
   runner_->reserve(rows, capacity);
+  chooser_->reserve(rows);
   running_.clear();
   running_.reserve(rows);
+  draws_.reserve(rows);
   latest_.assign(rows, 0);
   reported_.clear();
   if (request.logprobs > 0) {
@@ -143,6 +163,23 @@ std::vector<Reply> Generator::generate(const std::vector<IdSpan>& prompts,
   std::vector<Reply> replies;
   replies.reserve(sequences.size());
   for (Sequence& each : sequences) replies.push_back(std::move(each.reply));
+  return replies;
+}
+
+std::vector<Reply> Generator::search(const std::vector<Sequence>& sequences,
+                                     const Request& request) {
+  std::vector<Reply> replies;
+  for (const Sequence& each : sequences) {
+    BeamSearch search(*runner_, *chooser_, sampler_, columns_, each, request);
+    while (!search.done()) {
+      stop_if_cancelled(request);
+      search.step();
+    }
+    for (Reply& reply : search.replies()) {
+      stats_.count_tokens(static_cast<std::int64_t>(reply.token_ids.size()));
+      replies.push_back(std::move(reply));
+    }
+  }
   return replies;
 }
 
@@ -157,11 +194,7 @@ void Generator::run(std::vector<Sequence>& sequences, const Request& request) {
       runner_->begin(running_.size(), sequences[waiting].prompt);
       running_.push_back(&sequences[waiting++]);
     }
-    const float* logits = runner_->logits(running_.size());
-    for (std::size_t row = 0; row < running_.size(); ++row) {
-      advance(*running_[row], ordered(logits + row * runner_->width()), request);
-      latest_[row] = running_[row]->reply.token_ids.back();
-    }
+    choose(request);
     // The last row moves into the place of one that has ended, so that rows stay side by side.
     for (std::size_t row = running_.size(); row-- > 0;) {
       if (running_[row]->reply.finish == HEADPORT_NOT_FINISHED) continue;
@@ -176,38 +209,44 @@ void Generator::run(std::vector<Sequence>& sequences, const Request& request) {
   }
 }
 
-const float* Generator::ordered(const float* logits) {
-  if (ordered_.empty()) return logits;
-  for (std::size_t n = 0; n < ordered_.size(); ++n) ordered_[n] = logits[ids_.columns()[n]];
-  return ordered_.data();
+// One token for each running row.
+void Generator::choose(const Request& request) {
+  draws_.clear();
+  for (std::size_t row = 0; row < running_.size(); ++row) {
+    Reply& reply = running_[row]->reply;
+    Draw draw;
+    draw.row = row;
+    draw.sampling = &request.sampling;
+    draw.key = {reply.seed, reply.token_ids.size(), reply.sample};
+    draw.context = running_[row]->context(request);
+    draw.logprobs = request.logprobs;
+    draw.likelihoods = &reply.likelihoods;
+    draw.top = &reply.top;
+    draws_.push_back(draw);
+  }
+  chooser_->choose(draws_);
+  stats_.count_tokens(static_cast<std::int64_t>(draws_.size()));
+  for (const Draw& draw : draws_) {
+    Sequence& sequence = *running_[draw.row];
+    const std::string part = sequence.accept(draw.token, request);
+    latest_[draw.row] = draw.token;
+    if (!request.on_token) continue;
+    const std::size_t count =
+        sequence.reply.likelihoods.empty() ? 0
+                                           : sequence.reply.top.size() /
+                                                 sequence.reply.likelihoods.size();
+    report(sequence, request, sequence.reply.top.size() - count, part);
+  }
 }
 
-void Generator::advance(Sequence& sequence, const float* logits, const Request& request) {
-  Reply& reply = sequence.reply;
-  const NoiseKey key{reply.seed, reply.token_ids.size(), reply.sample};
-  const Context context{sequence.prompt, reply.token_ids, request.ends, reply.prompt,
-                        reply.sample};
-  const std::int64_t token = sampler_.choose(logits, request.sampling, key, context);
-  const std::size_t top_first = reply.top.size();
-  if (request.logprobs >= 0) {
-    reply.likelihoods.push_back(sampler_.likelihood(
-        token, logits, request.sampling, static_cast<std::size_t>(request.logprobs), reply.top));
-  }
-  reply.token_ids.push_back(token);
-  if (std::find(request.ends.begin(), request.ends.end(), token) != request.ends.end()) {
-    reply.finish = HEADPORT_EOS;
-  } else if (reply.token_ids.size() == sequence.limit) {
-    reply.finish = HEADPORT_LENGTH;
-  }
-  if (request.on_token) report(sequence, request, top_first);
-}
-
-void Generator::report(const Sequence& sequence, const Request& request, std::size_t top_first) {
+void Generator::report(const Sequence& sequence, const Request& request, std::size_t top_first,
+                       const std::string& part) {
   const Reply& reply = sequence.reply;
   headport_likelihood likelihood{};
   headport_token token{reply.prompt, reply.sample,
                        static_cast<std::int64_t>(reply.token_ids.size()) - 1,
-                       reply.token_ids.back(), reply.finish, nullptr};
+                       reply.token_ids.back(), reply.finish, nullptr,
+                       sequence.text ? part.c_str() : nullptr, part.size()};
   if (request.logprobs >= 0) {
     reported_.clear();
     for (std::size_t n = top_first; n < reply.top.size(); ++n) {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "error.h"
+#include "generator/ports.h"
 
 namespace headport::internal {
 namespace {
@@ -22,8 +23,6 @@ constexpr std::size_t kSpareSlots = 64;
 constexpr const char* kPast = "past_key_values.";
 constexpr const char* kPresent = "present.";
 
-// Far above any model's, and low enough that products of a few do not overflow.
-constexpr std::int64_t kLargestDimension = std::int64_t{1} << 31;
 constexpr std::int64_t kLargestHeadDimension = std::int64_t{1} << 16;
 
 // Inputs of a step. Of the last two a graph has one: rows with their own numbers of new tokens, which
@@ -35,10 +34,6 @@ constexpr std::uint32_t kRaggedRelease = 32;  // 1.N, the first one that knows t
 template <std::size_t count>
 bool is_one_of(const std::string& name, const char* const (&names)[count]) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
-}
-
-bool within(std::int64_t dimension, std::int64_t largest) {
-  return dimension >= 1 && dimension <= largest;
 }
 
 bool starts_with(const std::string& name, const char* prefix) {
@@ -54,62 +49,6 @@ const Graph& backbone_of(const Bundle& bundle) {
   throw Error(HEADPORT_BUNDLE_ERROR, text(bundle.path().string(), ": no backbone in it"));
 }
 
-const Head& head_of(const Bundle& bundle, const std::string& name) {
-  const auto& heads = bundle.manifest().heads;
-  const auto found = heads.find(name);
-  if (found == heads.end()) {
-    std::string known;
-    for (const auto& [each, _] : heads) known += (known.empty() ? "" : ", ") + each;
-    throw Error(HEADPORT_BUNDLE_ERROR,
-                text(bundle.path().string(), ": no head '", name, "' in it (heads: ",
-                     known.empty() ? "none" : known, ")"));
-  }
-  if (found->second.outputs != "logits") {
-    throw Error(HEADPORT_UNSUPPORTED,
-                text(bundle.path().string(), ": head '", name, "' gives ", found->second.outputs,
-                     ", this library needs one that gives logits; run it with the Python runtime, "
-                     "or quantise without a certificate"));
-  }
-  if (found->second.transform) {
-    throw Error(HEADPORT_UNSUPPORTED,
-                text(bundle.path().string(), ": before head '", name, "' comes the graph ",
-                     *found->second.transform, ", which this library does not run; run it with the "
-                     "Python runtime"));
-  }
-  return found->second;
-}
-
-const Graph& graph_of(const Bundle& bundle, const std::string& name) {
-  const auto& graphs = bundle.manifest().graphs;
-  const auto found = graphs.find(name);
-  if (found != graphs.end()) return found->second;
-  throw Error(HEADPORT_BUNDLE_ERROR, text(bundle.path().string(), ": no graph '", name, "' in it"));
-}
-
-const Port& port_of(const Bundle& bundle, const std::vector<Port>& ports, const std::string& name) {
-  for (const Port& port : ports) {
-    if (port.name == name) return port;
-  }
-  throw Error(HEADPORT_BUNDLE_ERROR,
-              text(bundle.path().string(), ": the manifest names no port ", name));
-}
-
-void check_ports(const Bundle& bundle, const std::string& file, std::vector<std::string> declared,
-                 std::vector<std::string> found) {
-  std::sort(declared.begin(), declared.end());
-  std::sort(found.begin(), found.end());
-  if (declared == found) return;
-  throw Error(HEADPORT_BUNDLE_ERROR,
-              text(bundle.path().string(), ": the ports of ", file,
-                   " are not those of the manifest; export the bundle again"));
-}
-
-std::vector<std::string> names_of(const std::vector<Port>& ports) {
-  std::vector<std::string> names;
-  for (const Port& port : ports) names.push_back(port.name);
-  return names;
-}
-
 }  // namespace
 
 void InPlaceRunner::Free::operator()(void* memory) const { std::free(memory); }
@@ -123,26 +62,25 @@ InPlaceRunner::InPlaceRunner(std::shared_ptr<Library> library, const Bundle& bun
                      manifest.target, " was found; run `headport lower --target ort-cpu`"));
   }
   const Graph& backbone = backbone_of(bundle);
-  const Head& entry = head_of(bundle, head);
-  const Graph& graph = graph_of(bundle, entry.graph);
-  read_ports(bundle, backbone, graph);
+  read_ports(bundle, backbone);
   if (ragged_ && library->release() < kRaggedRelease) {
     throw Error(HEADPORT_LIBRARY_ERROR,
                 text(bundle.path().string(), ": it was lowered for ONNX Runtime 1.", kRaggedRelease,
                      " or newer, release ", library->version(), " was loaded; give the path of a "
                      "newer one, or run `headport lower --onnxruntime-at-least 1.30`"));
   }
+  head_ = std::make_unique<HeadSession>(library, bundle, head, threads);
+  if (head_->hidden_dtype() != hidden_dtype_) {
+    throw Error(HEADPORT_BUNDLE_ERROR,
+                text(bundle.path().string(), ": the head was expected to take what the backbone "
+                     "gives, ", hidden_dtype_, "; it takes ", head_->hidden_dtype()));
+  }
   backbone_ = std::make_unique<Session>(library, bundle.file(backbone.file).string(),
                                         manifest.session_options, threads);
-  head_ = std::make_unique<Session>(library, bundle.file(graph.file).string(),
-                                    manifest.session_options, threads);
-  check_ports(bundle, backbone.file, names_of(backbone.inputs), backbone_->inputs());
-  check_ports(bundle, backbone.file, names_of(backbone.outputs), backbone_->outputs());
-  check_ports(bundle, graph.file, names_of(graph.inputs), head_->inputs());
-  check_ports(bundle, graph.file, names_of(graph.outputs), head_->outputs());
+  check_ports(bundle, backbone, *backbone_);
 }
 
-void InPlaceRunner::read_ports(const Bundle& bundle, const Graph& backbone, const Graph& head) {
+void InPlaceRunner::read_ports(const Bundle& bundle, const Graph& backbone) {
   const std::string where = bundle.path().string();
   for (const Port& port : backbone.inputs) {
     if (is_one_of(port.name, kStep)) continue;
@@ -172,20 +110,10 @@ void InPlaceRunner::read_ports(const Bundle& bundle, const Graph& backbone, cons
   for (const char* name : kStep) port_of(bundle, backbone.inputs, name);
   port_of(bundle, backbone.inputs, kEither[ragged_ ? 0 : 1]);
   const Port& hidden = port_of(bundle, backbone.outputs, "hidden_states");
-  const Port& input = port_of(bundle, head.inputs, "hidden_states");
-  const bool sized = !hidden.shape.empty() && within(hidden.shape.back(), kLargestDimension);
-  if (!sized || hidden.dtype != input.dtype) {
+  if (hidden.shape.empty() || !within(hidden.shape.back(), kLargestDimension)) {
     throw Error(HEADPORT_BUNDLE_ERROR,
-                text(where, ": the head was expected to take what the backbone gives, ",
-                     hidden.dtype, "; it takes ", input.dtype));
+                text(where, ": a number was expected as the width of hidden_states"));
   }
-  const Port& logits = port_of(bundle, head.outputs, "logits");
-  if (logits.dtype != "float" || logits.shape.size() != 2 ||
-      !within(logits.shape[1], kLargestDimension)) {
-    throw Error(HEADPORT_BUNDLE_ERROR,
-                text(where, ": logits of type float and shape [rows, V] were expected"));
-  }
-  width_ = static_cast<std::size_t>(logits.shape[1]);
   hidden_size_ = static_cast<std::size_t>(hidden.shape.back());
   hidden_dtype_ = hidden.dtype;
   hidden_bytes_ = hidden_size_ * element_bytes(hidden.dtype);
@@ -198,7 +126,6 @@ void InPlaceRunner::reserve(std::size_t rows, std::size_t capacity) {
   // Nothing is left half-made where memory runs out.
   rows_ = capacity_ = 0;
   steps_.clear();
-  heads_.clear();
   const std::size_t slots = cache_slots(capacity);
   for (Cache& cache : caches_) {
     cache.row_bytes = static_cast<std::size_t>(cache.heads * cache.width) * slots *
@@ -214,9 +141,9 @@ void InPlaceRunner::reserve(std::size_t rows, std::size_t capacity) {
   position_ids_.assign(std::max(rows, kChunk), 0);
   lengths_.assign(rows, 0);
   hidden_.assign(rows * hidden_bytes_, 0);
-  logits_.assign(rows * width_, 0.0f);
+  old_lengths_.assign(rows, 0);
   steps_.resize(rows);
-  heads_.resize(rows);
+  head_->use(hidden_.data(), rows);
   rows_ = rows;
   capacity_ = capacity;
 }
@@ -279,30 +206,43 @@ void InPlaceRunner::step(const std::int64_t* tokens, std::size_t count) {
   binding->run();
 }
 
-const float* InPlaceRunner::logits(std::size_t count) {
-  auto& binding = heads_[count - 1];
-  if (binding == nullptr) {
-    binding = std::make_unique<Binding>(*head_);
-    const auto rows = static_cast<std::int64_t>(count);
-    binding->input("hidden_states", hidden_.data(),
-                   {rows, static_cast<std::int64_t>(hidden_size_)}, hidden_dtype_);
-    binding->output("logits", logits_.data(), {rows, static_cast<std::int64_t>(width_)}, "float");
-  }
-  binding->run();
-  return logits_.data();
+std::size_t InPlaceRunner::held_bytes(const Cache& cache, std::size_t row) const {
+  return lengths_[row] * static_cast<std::size_t>(cache.width) * element_bytes(cache.dtype);
 }
 
 void InPlaceRunner::copy(std::size_t source, std::size_t target) {
   lengths_[target] = lengths_[source];
   for (Cache& cache : caches_) {
-    // Of each key-value head the slots that hold tokens.
     const std::size_t head_bytes = cache.row_bytes / static_cast<std::size_t>(cache.heads);
-    const std::size_t held = lengths_[source] * static_cast<std::size_t>(cache.width) *
-                             element_bytes(cache.dtype);
     for (std::size_t head = 0; head < static_cast<std::size_t>(cache.heads); ++head) {
       const std::size_t place = head * head_bytes;
       std::memcpy(cache.data.get() + target * cache.row_bytes + place,
-                  cache.data.get() + source * cache.row_bytes + place, held);
+                  cache.data.get() + source * cache.row_bytes + place, held_bytes(cache, source));
+    }
+  }
+}
+
+void InPlaceRunner::reorder(RowSpan sources) {
+  old_lengths_.assign(lengths_.begin(), lengths_.end());
+  for (std::size_t row = 0; row < sources.size; ++row) lengths_[row] = old_lengths_[sources[row]];
+  for (Cache& cache : caches_) {
+    const std::size_t head_bytes = cache.row_bytes / static_cast<std::size_t>(cache.heads);
+    const auto heads = static_cast<std::size_t>(cache.heads);
+    // A source may itself be overwritten, so what moves goes through memory of its own.
+    spare_.resize(std::max(spare_.size(), sources.size * cache.row_bytes));
+    const auto move = [&](std::size_t row, const char* from, char* to) {
+      for (std::size_t head = 0; head < heads; ++head) {
+        std::memcpy(to + head * head_bytes, from + head * head_bytes, held_bytes(cache, row));
+      }
+    };
+    for (std::size_t row = 0; row < sources.size; ++row) {
+      if (sources[row] == row) continue;
+      move(row, cache.data.get() + sources[row] * cache.row_bytes,
+           spare_.data() + row * cache.row_bytes);
+    }
+    for (std::size_t row = 0; row < sources.size; ++row) {
+      if (sources[row] == row) continue;
+      move(row, spare_.data() + row * cache.row_bytes, cache.data.get() + row * cache.row_bytes);
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bundle/bundle.h"
+#include "generator/head_session.h"
 #include "generator/runner.h"
 #include "ort/session.h"
 
@@ -18,12 +19,18 @@ class InPlaceRunner final : public Runner {
   InPlaceRunner(std::shared_ptr<Library> library, const Bundle& bundle, const std::string& head,
                 int threads);
 
-  std::size_t width() const override { return width_; }
+  // The head by itself. What it is given to use lasts until `reserve`.
+  HeadSession& head() { return *head_; }
+  std::size_t width() const override { return head_->width(); }
   void reserve(std::size_t rows, std::size_t capacity) override;
   void begin(std::size_t row, IdSpan tokens) override;
   void step(const std::int64_t* tokens, std::size_t count) override;
-  const float* logits(std::size_t count) override;
+  const float* logits(std::size_t count) override { return head_->logits(count); }
+  CandidateHead* candidates() override {
+    return head_->gives_candidates() ? head_.get() : nullptr;
+  }
   void copy(std::size_t source, std::size_t target) override;
+  void reorder(RowSpan sources) override;
 
  private:
   struct Free {
@@ -40,20 +47,22 @@ class InPlaceRunner final : public Runner {
     std::unique_ptr<char, Free> data;
   };
 
-  void read_ports(const Bundle& bundle, const Graph& backbone, const Graph& head);
+  void read_ports(const Bundle& bundle, const Graph& backbone);
+  // Bytes of one key-value head of a row that hold its tokens.
+  std::size_t held_bytes(const Cache& cache, std::size_t row) const;
   // Binds rows first … first + count - 1 for runs of `length` tokens each.
   std::unique_ptr<Binding> bind(std::size_t first, std::size_t count, std::int64_t* ids,
                                 std::size_t length, char* hidden);
   char* hidden_of(std::size_t row) { return hidden_.data() + row * hidden_bytes_; }
 
   std::unique_ptr<Session> backbone_;
-  std::unique_ptr<Session> head_;
+  std::unique_ptr<HeadSession> head_;
   std::vector<Cache> caches_;
   std::size_t hidden_size_ = 0;
   std::size_t hidden_bytes_ = 0;  // of one token
   std::string hidden_dtype_;
-  std::size_t width_ = 0;
   bool ragged_ = false;  // the backbone takes query_seqlens, else position_ids
+
 
   std::size_t rows_ = 0;
   std::size_t capacity_ = 0;
@@ -65,9 +74,9 @@ class InPlaceRunner final : public Runner {
   std::vector<std::int64_t> position_ids_;     // of a step, [rows] or [tokens of a chunk]
   std::vector<std::size_t> lengths_;           // [rows]
   std::vector<char> hidden_;                   // [rows, H]
-  std::vector<float> logits_;                  // [rows, width]
+  std::vector<char> spare_;                    // of one cache, for rows that are moved
+  std::vector<std::size_t> old_lengths_;       // [rows]
   std::vector<std::unique_ptr<Binding>> steps_;  // by rows - 1, bound once
-  std::vector<std::unique_ptr<Binding>> heads_;  // by rows - 1
 };
 
 }  // namespace headport::internal

@@ -9,6 +9,11 @@ namespace {
 
 constexpr double kLeast = std::numeric_limits<double>::denorm_min();  // the smallest above 0
 constexpr double kBelow1 = 1.0 - 0x1p-53;
+// runtime/limits.py has the same numbers.
+constexpr std::int64_t kMostLogprobs = 1000;
+constexpr std::int64_t kMostReplies = 10000;
+constexpr std::int64_t kMostBeams = 1000;
+constexpr double kMostPenalty = 50;
 
 struct Real {
   const char* name;
@@ -76,15 +81,31 @@ std::string faults_of(const Sampling& sampling) {
   return faults;
 }
 
-std::string faults_of(std::int64_t max_new_tokens, std::int64_t n, std::int64_t logprobs) {
-  constexpr std::int64_t kMostLogprobs = 1000;  // a reply carries them for every token
+std::string faults_of(const Beams& beams, std::int64_t n) {
+  std::string faults;
+  add_unless(faults, n >= 1 && n <= kMostReplies, "n",
+             text("a whole number from 1 to ", kMostReplies).c_str(), n);
+  add_unless(faults, beams.num_beams >= 1 && beams.num_beams <= kMostBeams, "num_beams",
+             text("a whole number from 1 (no beam search) to ", kMostBeams).c_str(),
+             beams.num_beams);
+  if (!(beams.length_penalty >= -kMostPenalty && beams.length_penalty <= kMostPenalty)) {
+    add(faults, text("length_penalty must be a number from -", kMostPenalty, " to ", kMostPenalty,
+                     ", ", beams.length_penalty, " was given"));
+  }
+  return faults;
+}
+
+std::string faults_of(std::int64_t max_new_tokens, std::int64_t logprobs) {
   std::string faults;
   add_unless(faults, max_new_tokens >= 0, "max_new_tokens",
              "a whole number from 1 up, or 0 for what the bundle says", max_new_tokens);
-  add_unless(faults, n >= 1, "n", "a whole number from 1 up", n);
   add_unless(faults, logprobs >= -1 && logprobs <= kMostLogprobs, "logprobs",
              "a whole number from 0 to 1000, or -1 for none", logprobs);
   return faults;
+}
+
+std::string joined(const std::string& one, const std::string& other) {
+  return one.empty() || other.empty() ? one + other : one + "; " + other;
 }
 
 void check_ids(const Sampling& sampling, const Ids& ends, std::int64_t size,

@@ -4,6 +4,7 @@
 #include "generator/cancel.h"
 #include "generator/limits.h"
 #include "sampling/filters.h"
+#include "text/utf8.h"
 
 namespace headport::internal {
 namespace {
@@ -93,6 +94,35 @@ void take_callbacks(const headport_options& options, Request& request) {
   if (options.cancel != nullptr) request.cancelled = &options.cancel->requested;
 }
 
+std::vector<std::string> stop_of(const headport_options& options) {
+  if (options.stop_count > 0 && options.stop == nullptr) {
+    throw Error(HEADPORT_USAGE_ERROR, "stop: a pointer to texts was expected, a null pointer was "
+                                      "found");
+  }
+  std::vector<std::string> found;
+  for (std::size_t n = 0; n < options.stop_count; ++n) {
+    const char* each = options.stop[n];
+    if (each == nullptr || *each == '\0' || !is_utf8(each)) {
+      throw Error(HEADPORT_REQUEST_ERROR,
+                  text("stop must be texts of UTF-8 that are not empty; the one at place ", n,
+                       " is none"));
+    }
+    found.emplace_back(each);
+  }
+  return found;
+}
+
+EarlyStopping early_stopping_of(std::int32_t given) {
+  constexpr EarlyStopping kKinds[] = {EarlyStopping::kNo, EarlyStopping::kYes,
+                                      EarlyStopping::kNever};
+  if (given < 0 || given > 2) {
+    throw Error(HEADPORT_REQUEST_ERROR,
+                text("early_stopping must be HEADPORT_STOP_WHEN_SETTLED, HEADPORT_STOP_EARLY or "
+                     "HEADPORT_STOP_NEVER_EARLY, ", given, " was given"));
+  }
+  return kKinds[given];
+}
+
 Sampling sampling_of(const headport_options& options) {
   Sampling found;
   for (const Real& each : kReals) found.*each.field = options.*each.option;
@@ -117,6 +147,29 @@ Sampling sampling_of(const headport_options& options) {
   return found;
 }
 
+void check_beams(const Request& request, const Defaults& defaults) {
+  const Beams& beams = request.beams;
+  std::string faults;
+  const auto add = [&](bool wrong, const std::string& fault) {
+    if (wrong) faults = joined(faults, fault);
+  };
+  const bool given = beams.length_penalty != defaults.beams.length_penalty ||
+                     beams.early_stopping != defaults.beams.early_stopping;
+  const bool searched = beams.num_beams > 1;
+  add(searched && request.sampling.temperature > 0.0,
+      text("beam search is greedy: num_beams=", beams.num_beams, " was expected with temperature=0, ",
+           request.sampling.temperature, " was found; give temperature=0 or num_beams=1"));
+  add(searched && beams.num_beams < request.n,
+      text("n must be from 1 to num_beams=", beams.num_beams, ", ", request.n, " was given"));
+  add(!searched && given,
+      "length_penalty, early_stopping would have no effect without num_beams above 1");
+  add(searched && request.logprobs >= 0,
+      "logprobs are not given for beams; their replies have a score");
+  add(searched && request.on_token,
+      "beams have no tokens before their end; leave on_token out");
+  if (!faults.empty()) throw Error(HEADPORT_REQUEST_ERROR, faults);
+}
+
 // Refuse what is right alone and has no meaning together.
 void check_together(const Request& request, const Defaults& defaults) {
   const Sampling& sampling = request.sampling;
@@ -133,12 +186,13 @@ void check_together(const Request& request, const Defaults& defaults) {
                   "the filters (top_k, top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff) would "
                   "have no effect, because temperature is 0; give one above 0, such as 1.0");
     }
-    if (request.n > 1) {
+    if (request.n > 1 && request.beams.num_beams == 1) {
       throw Error(HEADPORT_REQUEST_ERROR,
                   text("n=", request.n, " greedy replies would all be equal; give a temperature "
-                       "above 0"));
+                       "above 0, or num_beams"));
     }
   }
+  check_beams(request, defaults);
   const bool given = sampling.min_new_tokens != defaults.sampling.min_new_tokens;
   if (given && request.explicit_limit && sampling.min_new_tokens > request.max_new_tokens) {
     throw Error(HEADPORT_REQUEST_ERROR,
@@ -166,6 +220,7 @@ std::vector<std::uint64_t> seeds_of(const headport_options& options, std::size_t
 }  // namespace
 
 DefaultLists::DefaultLists(const Defaults& defaults) : defaults_(defaults) {
+  for (const std::string& each : defaults.stop) stop_.push_back(each.c_str());
   for (const auto& [words, bias] : defaults.sampling.logit_bias) {
     bias_.push_back({lent(words), bias});
   }
@@ -180,6 +235,8 @@ void DefaultLists::lend(headport_options& options) const {
   options.suppress_tokens = lent(defaults_.sampling.suppress_tokens);
   options.begin_suppress_tokens = lent(defaults_.sampling.begin_suppress_tokens);
   options.eos_token_ids = lent(defaults_.ends);
+  options.stop = stop_.data();
+  options.stop_count = stop_.size();
 }
 
 headport_options options_of(const Defaults& defaults, const DefaultLists& lists) {
@@ -190,6 +247,9 @@ headport_options options_of(const Defaults& defaults, const DefaultLists& lists)
   lists.lend(found);
   found.n = defaults.n;
   found.logprobs = -1;
+  found.num_beams = defaults.beams.num_beams;
+  found.length_penalty = defaults.beams.length_penalty;
+  found.early_stopping = static_cast<std::int32_t>(defaults.beams.early_stopping);
   return found;
 }
 
@@ -197,18 +257,21 @@ Request resolve(const headport_options& options, const Defaults& defaults, std::
                 std::int64_t vocab_size) {
   Request request;
   request.sampling = sampling_of(options);
-  std::string faults = faults_of(request.sampling);
-  const std::string others = faults_of(options.max_new_tokens, options.n, options.logprobs);
-  if (!faults.empty() && !others.empty()) faults += "; ";
-  faults += others;
+  request.n = options.n;
+  request.beams = {options.num_beams, options.length_penalty,
+                   early_stopping_of(options.early_stopping)};
+  const std::string faults =
+      joined(joined(faults_of(request.sampling), faults_of(request.beams, request.n)),
+             faults_of(options.max_new_tokens, options.logprobs));
   if (!faults.empty()) throw Error(HEADPORT_REQUEST_ERROR, faults);
   request.explicit_limit = options.max_new_tokens > 0;
   request.max_new_tokens =
       request.explicit_limit ? options.max_new_tokens : defaults.max_new_tokens;
   request.max_length = defaults.max_length;
   request.ends = taken(options.eos_token_ids, "eos_token_ids");
-  request.n = options.n;
   request.logprobs = options.logprobs;
+  request.stop = stop_of(options);
+  request.texts = options.texts != 0;
   request.seeds = seeds_of(options, prompts);
   take_callbacks(options, request);
   check_together(request, defaults);

@@ -19,6 +19,7 @@ class DefaultLists {
   const Defaults& defaults_;
   std::vector<headport_bias> bias_;
   std::vector<headport_ids> bad_words_;
+  std::vector<const char*> stop_;
 };
 
 // A bundle's defaults as options.

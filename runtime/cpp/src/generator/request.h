@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "headport/headport.h"
@@ -19,6 +21,8 @@ struct Defaults {
   std::int64_t max_length = 0;      // prompt and new tokens together; 0: it does not say
   Ids ends;
   std::int64_t n = 1;
+  Beams beams;
+  std::vector<std::string> stop;
 };
 
 // A call, checked; the same for all its prompts.
@@ -31,6 +35,9 @@ struct Request {
   std::vector<std::uint64_t> seeds;  // one per prompt; empty: none given
   std::int64_t n = 1;
   std::int64_t logprobs = -1;  // -1 = none
+  Beams beams;
+  std::vector<std::string> stop;  // texts that end a reply
+  bool texts = false;             // replies and tokens have their text
   std::function<bool(const headport_token&)> on_token;  // whether to go on
   const std::atomic<bool>* cancelled = nullptr;
 };

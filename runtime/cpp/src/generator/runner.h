@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "generator/candidate_head.h"
 #include "span.h"
 
 namespace headport::internal {
@@ -21,9 +22,14 @@ class Runner {
   // Append one token to each of the rows 0 … count - 1.
   virtual void step(const std::int64_t* tokens, std::size_t count) = 0;
   // Logits of the hidden states of rows 0 … count - 1, [count, width]; valid until the next call.
+  // Only where `candidates` gives nothing.
   virtual const float* logits(std::size_t count) = 0;
+  // The head, where it gives candidates; else null.
+  virtual CandidateHead* candidates() { return nullptr; }
   // Make `target` hold the tokens of `source`.
   virtual void copy(std::size_t source, std::size_t target) = 0;
+  // Let each of the rows 0 … N - 1 hold what row `sources[n]` held.
+  virtual void reorder(RowSpan sources) = 0;
 };
 
 }  // namespace headport::internal

@@ -20,6 +20,7 @@ struct ElementType {
 };
 
 constexpr ElementType kElementTypes[] = {
+    {"double", ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE, 8},
     {"float", ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4},
     {"float16", ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2},
     {"int32", ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, 4},
@@ -31,7 +32,7 @@ const ElementType& element_type(const std::string& dtype) {
     if (dtype == each.name) return each;
   }
   throw Error(HEADPORT_UNSUPPORTED,
-              text("float, float16, int32 or int64 was expected as the type of a graph's port, ",
+              text("float, float16, double, int32 or int64 was expected as the type of a graph's port, ",
                    dtype, " was found; run this bundle with the Python runtime"));
 }
 

@@ -31,6 +31,7 @@ void keep_allowed(Row& row) {
     row.mask[static_cast<std::size_t>(column)] = 1;
     left = left || row.scores[column] > kBanned;
   }
+  row.overruled = !left;
   for (std::size_t column = 0; column < size; ++column) {
     if (row.mask[column] == 0) {
       row.scores[column] = kBanned;

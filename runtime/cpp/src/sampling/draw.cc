@@ -89,15 +89,9 @@ std::size_t draw_from(const double* scores, const std::int64_t* ids, std::size_t
   const std::size_t first = argmax(scores, size);
   const double top = scores[first];
   Best best{gumbel(draw_bits(key, ids[first])), first};
-  std::uint64_t block = static_cast<std::uint64_t>(ids[0]) / kIdsPerBlock;
-  auto words = philox(key, block);
+  DrawBits draws(key);
   for (std::size_t n = 0; n < size; ++n) {
-    const auto id = static_cast<std::uint64_t>(ids[n]);
-    if (id / kIdsPerBlock != block) {
-      block = id / kIdsPerBlock;
-      words = philox(key, block);
-    }
-    const std::uint32_t bits = bits_of(words, id % kIdsPerBlock);
+    const std::uint32_t bits = draws.of(ids[n]);
     const double s = scaled(scores[n], top, temperature);
     if (s + static_cast<double>(bound_of(bits)) < best.sum - kSlack) continue;
     best.offer(s + gumbel(bits), n);

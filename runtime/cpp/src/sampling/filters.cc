@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <numeric>
 
@@ -146,10 +147,18 @@ bool filtering(const Sampling& sampling) {
                      [&](const Filter& each) { return each.acts(sampling); });
 }
 
-void keep(Scores& scores, const Sampling& sampling) {
+void keep(Scores& scores, const Sampling& sampling, const char* but) {
   for (const Filter& each : kFilters) {
-    if (each.acts(sampling)) each.keep(scores, sampling);
+    const bool done = but != nullptr && std::strcmp(but, each.name) == 0;
+    if (each.acts(sampling) && !done) each.keep(scores, sampling);
   }
+}
+
+const char* first_filter(const Sampling& sampling) {
+  for (const Filter& each : kFilters) {
+    if (each.acts(sampling)) return each.name;
+  }
+  return nullptr;
 }
 
 template <typename T>

@@ -18,8 +18,11 @@ struct Filter {
 extern const Filter kFilters[];
 extern const std::size_t kFilterCount;
 
-bool filtering(const Sampling& sampling);               // whether any acts
-void keep(Scores& scores, const Sampling& sampling);    // what all filters leave; T above 0
+bool filtering(const Sampling& sampling);  // whether any acts
+// What all filters leave; T above 0. `but` is the name of one that has been applied already.
+void keep(Scores& scores, const Sampling& sampling, const char* but = nullptr);
+// The name of the first that acts, or null.
+const char* first_filter(const Sampling& sampling);
 
 // The k-th largest of some scores, K ≥ 1; k above K is K. One pass with a heap of k numbers.
 template <typename T>

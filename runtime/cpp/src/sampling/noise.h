@@ -45,6 +45,26 @@ inline std::uint32_t draw_bits(const NoiseKey& key, std::int64_t id) {
   return bits_of(philox(key, place / kIdsPerBlock), place % kIdsPerBlock);
 }
 
+// The draws of ids that are asked for in ascending order: a block is made once.
+class DrawBits {
+ public:
+  explicit DrawBits(const NoiseKey& key) : key_(key), words_(philox(key, 0)) {}
+
+  std::uint32_t of(std::int64_t id) {
+    const auto place = static_cast<std::uint64_t>(id);
+    if (place / kIdsPerBlock != block_) {
+      block_ = place / kIdsPerBlock;
+      words_ = philox(key_, block_);
+    }
+    return bits_of(words_, place % kIdsPerBlock);
+  }
+
+ private:
+  NoiseKey key_;
+  std::uint64_t block_ = 0;
+  std::array<std::uint64_t, 4> words_;
+};
+
 // Bits r → g = -ln(-ln u) with u = (2 r + 1) / 2^33, between -3.14 and 22.88.
 inline double gumbel(std::uint32_t bits) {
   const double u = (static_cast<double>(bits) * 2.0 + 1.0) * 0x1p-33;

@@ -3,22 +3,26 @@
 
 namespace headport::internal {
 
-// Adds to the last id of each sequence whose other ids are the latest tokens. An id's biases are
-// summed first, in the order given.
-void bias_scores(Row& row) {
-  row.sums.clear();
-  for (const auto& [words, bias] : row.sampling.logit_bias) {
-    if (!ends_with(row.context, words, words.size() - 1)) continue;
+void sum_biases(const Sampling& sampling, const Context& context,
+                std::vector<std::pair<std::int64_t, double>>& sums) {
+  sums.clear();
+  for (const auto& [words, bias] : sampling.logit_bias) {
+    if (!ends_with(context, words, words.size() - 1)) continue;
     bool known = false;
-    for (auto& [id, sum] : row.sums) {
+    for (auto& [id, sum] : sums) {
       if (id == words.back()) {
         sum += bias;
         known = true;
         break;
       }
     }
-    if (!known) row.sums.emplace_back(words.back(), 0.0 + bias);
+    if (!known) sums.emplace_back(words.back(), 0.0 + bias);
   }
+}
+
+// Adds to the last id of each sequence whose other ids are the latest tokens.
+void bias_scores(Row& row) {
+  sum_biases(row.sampling, row.context, row.sums);
   for (const auto& [id, sum] : row.sums) {
     const std::int64_t column = row.columns.find(id);
     if (column >= 0) row.scores[column] += sum;

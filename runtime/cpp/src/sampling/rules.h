@@ -19,9 +19,13 @@ struct Row {
   std::vector<std::pair<std::int64_t, double>>& sums;
   std::vector<std::uint8_t>& mask;        // [K]
   std::vector<std::int64_t>& identities;  // 0 … K - 1, made when a callback wants ids
+  bool overruled = false;  // all that is allowed was banned by the rules before, which do not hold
 };
 
 // penalties.cc
+// Id → what all sequences that it would complete add to it, in the order given.
+void sum_biases(const Sampling& sampling, const Context& context,
+                std::vector<std::pair<std::int64_t, double>>& sums);
 void bias_scores(Row& row);
 void penalise_repetition(Row& row);
 void penalise_presence(Row& row);

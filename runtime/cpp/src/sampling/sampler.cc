@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -9,6 +10,7 @@
 #include "sampling/draw.h"
 #include "sampling/filters.h"
 #include "sampling/largest.h"
+#include "sampling/nucleus.h"
 #include "sampling/processors.h"
 
 namespace headport::internal {
@@ -45,15 +47,43 @@ void Sampler::refuse_not_finite(const float* logits, const Context& context) con
                    "tells which"));
 }
 
+// All processors on `processed_`; gives whether the rules before `allowed` were overruled.
+bool Sampler::apply(const Sampling& sampling, const AllowedAnswer& allowed,
+                    const Context& context) {
+  if (!processing(sampling)) return false;
+  Row row{processed_.data(), columns_, sampling, context, allowed, tally_, sums_, mask_, identities_};
+  apply_processors(row);
+  return row.overruled;
+}
+
 const std::vector<double>& Sampler::process(const float* logits, const Sampling& sampling,
-                                            const Context& context) {
+                                            const AllowedAnswer& allowed, const Context& context) {
   std::copy(logits, logits + columns_.size(), processed_.begin());
-  if (processing(sampling)) {
-    Row row{processed_.data(), columns_, sampling, context, ask_allowed(sampling, context),
-            tally_, sums_, mask_, identities_};
-    apply_processors(row);
-  }
+  apply(sampling, allowed, context);
   return processed_;
+}
+
+Sampler::Processed Sampler::process_log_softmax(const float* logits, const Sampling& sampling,
+                                                const AllowedAnswer& allowed,
+                                                const Context& context) {
+  const std::size_t size = columns_.size();
+  const double best = static_cast<double>(largest(logits, size));
+  double total = 0.0;
+  for (std::size_t n = 0; n < size; ++n) {
+    processed_[n] = logits[n] - best;
+    total += std::exp(processed_[n]);
+  }
+  const double shift = std::log(total);
+  for (double& each : processed_) each -= shift;
+  const bool overruled = apply(sampling, allowed, context);
+  return {processed_, overruled};
+}
+
+Sampler::Processed Sampler::process_nothing(const Sampling& sampling, const AllowedAnswer& allowed,
+                                            const Context& context) {
+  std::fill(processed_.begin(), processed_.end(), 0.0);
+  const bool overruled = apply(sampling, allowed, context);
+  return {processed_, overruled};
 }
 
 // A number that no score which the filters keep is below; above -inf.
@@ -87,7 +117,22 @@ void Sampler::collect(const T* scores, const Sampling& sampling, const Context& 
   if (scores_.size() == 0) refuse_banned(context);
 }
 
-void Sampler::refuse_banned(const Context& context) const {
+// As `collect`, and what the filters keep of it.
+template <typename T>
+void Sampler::collect_kept(const T* scores, const Sampling& sampling, const Context& context) {
+  const char* first = first_filter(sampling);
+  if (first != nullptr && std::strcmp(first, "top_p") == 0) {
+    if (nucleus(scores, columns_.size(), columns_, sampling.temperature, sampling.top_p, scores_)) {
+      keep(scores_, sampling, first);
+      return;
+    }
+    ++sorted_rows_;
+  }
+  collect(scores, sampling, context);
+  keep(scores_, sampling);
+}
+
+void Sampler::refuse_banned(const Context& context) {
   throw Error(HEADPORT_REQUEST_ERROR,
               text("prompt ", context.index, ", step ", context.tokens.size,
                    ": the request's rules ban every token; loosen bad_words, suppress_tokens, "
@@ -100,29 +145,27 @@ std::int64_t Sampler::draw(const Sampling& sampling, const NoiseKey& key) const 
   return scores_.ids[place];
 }
 
-std::int64_t Sampler::choose(const float* logits, const Sampling& sampling, const NoiseKey& key,
+std::int64_t Sampler::choose(const float* logits, const Sampling& sampling,
+                             const AllowedAnswer& allowed, const NoiseKey& key,
                              const Context& context) {
   refuse_not_finite(logits, context);
   const std::size_t size = columns_.size();
   const double temperature = sampling.temperature;
   processed_acts_ = processing(sampling);
   if (processed_acts_) {
-    process(logits, sampling, context);
-    if (temperature == 0.0) {
-      const std::size_t place = argmax(processed_.data(), size);
-      if (processed_[place] == kBanned) refuse_banned(context);
-      return columns_.id(place);
-    }
-    collect(processed_.data(), sampling, context);
+    process(logits, sampling, allowed, context);
+    const std::size_t place = argmax(processed_.data(), size);
+    if (processed_[place] == kBanned) refuse_banned(context);
+    if (temperature == 0.0) return columns_.id(place);
+    collect_kept(processed_.data(), sampling, context);
   } else {
     if (temperature == 0.0) return columns_.id(argmax(logits, size));
     const bool all = !filtering(sampling) && columns_.ids() == nullptr;
     if (all && temperature >= kColdest && temperature <= kHottest) {
       return columns_.id(draw_from_row(logits, size, temperature, key));
     }
-    collect(logits, sampling, context);
+    collect_kept(logits, sampling, context);
   }
-  keep(scores_, sampling);
   return draw(sampling, key);
 }
 
@@ -135,17 +178,20 @@ Likelihood Sampler::likelihood(std::int64_t token_id, const float* logits,
   if (!filtered && !processed_acts_) collect(logits, sampling, {});
   // Of the scores that were drawn from: all of them, or what the filters kept.
   const double temperature = sampling.temperature > 0.0 ? sampling.temperature : 1.0;
-  log_softmax(scores_.values, scores_.largest(), temperature, scores_.log_p);
-  const auto place = std::lower_bound(scores_.ids.begin(), scores_.ids.end(), token_id);
+  const double highest = scores_.largest();
+  double drawn = 0.0;
+  for (const double value : scores_.values) drawn += std::exp(scaled(value, highest, temperature));
+  const auto column = static_cast<std::size_t>(columns_.find(token_id));
+  const double score = processed_acts_ ? processed_[column] : static_cast<double>(logits[column]);
   Likelihood found;
-  found.processed_logprob = scores_.log_p[static_cast<std::size_t>(place - scores_.ids.begin())];
+  found.processed_logprob = scaled(score, highest, temperature) - std::log(drawn);
 
   const double best = static_cast<double>(largest(logits, size));
   double total = 0.0;
   for (std::size_t n = 0; n < size; ++n) total += std::exp(logits[n] - best);
   const double shift = std::log(total);
   auto logprob = [&](std::size_t n) { return (logits[n] - best) - shift; };
-  found.logprob = logprob(static_cast<std::size_t>(columns_.find(token_id)));
+  found.logprob = logprob(column);
 
   count = std::min(count, size);
   best_.resize(size);

@@ -64,6 +64,15 @@ struct Sampling {
   ScoresCallback process_scores;
 };
 
+enum class EarlyStopping { kNo, kYes, kNever };
+
+// How beam search goes.
+struct Beams {
+  std::int64_t num_beams = 1;   // 1 = no beam search
+  double length_penalty = 1.0;  // Σ ln p of a reply is divided by its tokens to this power
+  EarlyStopping early_stopping = EarlyStopping::kNo;
+};
+
 // Later of two equal sequences holds, at the place of the earlier: what a Python mapping does.
 inline void unite_equal_sequences(std::vector<std::pair<Ids, double>>& bias) {
   std::vector<std::pair<Ids, double>> found;
