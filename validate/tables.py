@@ -212,7 +212,14 @@ def _position_slices(report: Report) -> Section:
 def _greedy(report: Report) -> Section:
     return Section(
         "Greedy runs",
-        ("text", "document", "first divergence", "reference margin", "near tie", "texts"),
+        (
+            "text",
+            "document",
+            "first divergence",
+            "reference margin",
+            "near tie",
+            "reference / candidate",
+        ),
         tuple(_greedy_row(part.name, run) for part in report.slices for run in part.greedy),
     )
 

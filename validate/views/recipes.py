@@ -21,7 +21,12 @@ def recipes(sweep: RecipeSweep, report: Report) -> Markup:
 
     def points(figure: str, unit: float) -> list[Point]:
         return [
-            Point(t.recipe, getattr(t, figure) * unit, max(t.kl_mean, _LEAST), t.recipe in best)
+            Point(
+                t.recipe.removeprefix("head="),
+                getattr(t, figure) * unit,
+                max(t.kl_mean, _LEAST),
+                t.recipe in best,
+            )
             for t in sweep.trials
         ]
 
@@ -57,11 +62,13 @@ def recipes(sweep: RecipeSweep, report: Report) -> Markup:
     return joined(
         element(
             "p",
-            f"Heads that `headport sweep` tried on {sweep.positions:,} tokens, with the backbone "
-            "as it is. Lower left is better; the line joins what no other beats in the two figures "
-            "of a picture. Filled and named (in the table with *) are those that no other beats in "
-            "bytes, KL and time at once. The dashed line is the mean KL of this report, of the "
-            "whole model: a head far below it is not what limits the bundle.",
+            "Heads that ",
+            element("code", "headport sweep"),
+            f" tried on {sweep.positions:,} tokens, with the backbone as it is. Lower left is "
+            "better; the line joins what no other beats in the two figures of a picture. Filled "
+            "and named (in the table with *) are those that no other beats in bytes, KL and time "
+            "at once. The dashed line is the mean KL of this report, of the whole model: a head "
+            "far below it is not what limits the bundle.",
             class_="soft",
         ),
         element("div", *shown, class_="figures wide"),

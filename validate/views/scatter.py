@@ -24,7 +24,7 @@ __all__ = ["Point", "front", "scatter_plot"]
 
 _WIDTH, _HEIGHT = 540, 320
 _RIGHT = 20
-_LABEL_STEP = 14  # pixels between labels
+_SHIFTS = (4, -8, 16, -20, 28, 40)  # pixels of a name's base below its point, in order of liking
 _CHARACTER = 6.2  # pixels
 _ROOM = 1.35  # factor beyond the outermost points, on logarithmic axes
 
@@ -65,6 +65,7 @@ def scatter_plot(
     parts = [element("polyline", points=path, class_="front")] if path else []
     if level is not None:
         parts.append(line(x.start, y.at(level), x.end, y.at(level), "diagonal"))
+        parts.append(text(x.end, y.at(level) - 5, "this report", "end", "tick halo"))
     for point in sorted(points, key=lambda p: p.marked):
         parts.append(
             element(
@@ -92,16 +93,29 @@ def _scale(values: Sequence[float], start: float, end: float) -> Scale:
 
 
 def _labels(points: Sequence[Point], x: Scale, y: Scale) -> list[Markup]:
-    """Names of marked points, below each other where they would overlap."""
-    placed: list[tuple[float, float, float]] = []  # left, right, height
+    """Names of marked points, each at the first place beside its point that is free."""
+    taken = [_box(x.at(p.x) - 5, y.at(p.y) + 5, 10) for p in points]
     found = []
     for point in sorted((p for p in points if p.marked), key=lambda p: y.at(p.y)):
         width = _CHARACTER * len(point.name)
-        left = min(x.at(point.x) + 8, x.end - width)
-        height = y.at(point.y) - 7
-        for other_left, other_right, other_height in placed:
-            if left < other_right and other_left < left + width:
-                height = max(height, other_height + _LABEL_STEP)
-        placed.append((left, left + width, height))
-        found.append(text(round(left, 1), round(height, 1), point.name, "start", "name"))
+        sides = (x.at(point.x) + 8, x.at(point.x) - 8 - width)
+        places = [
+            (left, y.at(point.y) + shift)
+            for shift in _SHIFTS
+            for left in sides
+            if x.start <= left and left + width <= _WIDTH
+        ] or [(max(x.start, x.end - width), y.at(point.y) - 8)]
+        free = (at for at in places if not any(_meet(_box(*at, width), box) for box in taken))
+        left, base = next(free, places[0])
+        taken.append(_box(left, base, width))
+        found.append(text(round(left, 1), round(base, 1), point.name, "start", "name halo"))
     return found
+
+
+def _box(left: float, base: float, width: float) -> tuple[float, float, float, float]:
+    """Left, right, top and bottom of a name, or of a point as large as one letter."""
+    return left, left + width, base - 10, base + 1
+
+
+def _meet(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]

@@ -61,7 +61,8 @@ def _gates(report: Report) -> Markup:
             "A gate holds a figure against a limit. It passes if the figure keeps the limit and "
             "its 95 % interval keeps limit and margin, fails if the whole interval lies beyond, "
             "and is undecided in between. In the pictures green is allowed, pale green the margin, "
-            "the dot the figure, the line its interval.",
+            "the dot the figure, the line its interval. A drift below “detectable” would not show "
+            "on so many tokens.",
             class_="soft",
         ),
         data_table(table.title, columns, rows),

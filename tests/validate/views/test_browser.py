@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from headport.validate.recipes import RecipeSweep
 from headport.validate.report import Report
 from headport.validate.views.page import render_page
 from tests.validate.reports import report
 from tests.validate.views.browser import CHROMIUM, Browser, open_browser
+from tests.validate.views.test_recipes import swept
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian's package)")
 
@@ -41,9 +43,9 @@ def several(text: str = "the head") -> Report:
     return msgspec.structs.replace(found, worst=tuple(others))
 
 
-def show(browser: Browser, folder: Path, found: Report) -> None:
+def show(browser: Browser, folder: Path, found: Report, recipes: RecipeSweep | None = None) -> None:
     file = folder / "report.html"
-    file.write_text(render_page(found), encoding="utf-8")
+    file.write_text(render_page(found, recipes), encoding="utf-8")
     browser.errors.clear()
     browser.requests.clear()
     browser.media()
@@ -103,6 +105,19 @@ def test_sorting_by_keyboard(browser: Browser, tmp_path: Path) -> None:
     assert column(browser, 1) == ["code", "prose", "prose"]
     assert browser.value("document.querySelectorAll('[aria-sort]').length") == 1
     assert browser.errors == []
+
+
+def test_recipes_beside_the_report(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, several(), swept())
+    sizes = (
+        "[...document.querySelectorAll('#recipes svg')].map(s => s.getBoundingClientRect().width)"
+    )
+    assert [width > 300 for width in browser.value(sizes)] == [True, True]
+    browser.tab_to("e.closest('#recipes table') && e.textContent === 'step, ms'")
+    browser.press("Enter")
+    steps = "[...document.querySelectorAll('#recipes tbody tr')].map(r => r.cells[6].textContent)"
+    assert browser.value(steps) == ["3.000", "2.000", "0.900", "0.800", "0.500"]
+    assert browser.errors == [] and len(browser.requests) == 1
 
 
 def test_filtering_by_keyboard(browser: Browser, tmp_path: Path) -> None:

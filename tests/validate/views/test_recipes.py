@@ -61,13 +61,19 @@ def test_points_lie_where_their_figures_say() -> None:
     assert picture.count("<title>") == 2 and ">small<" in picture and ">large<" not in picture
 
 
-def test_names_do_not_lie_on_each_other() -> None:
-    points = [Point(f"head=int8,block={n}", 10.0 + n / 100, 1e-3, True) for n in range(5)]
+def test_names_lie_neither_on_each_other_nor_on_points() -> None:
+    points = [Point(f"int8,block={n}", 10.0 + n / 10, 1e-3, True) for n in range(5)]
+    points.append(Point("far", 1000.0, 1e-9, True))
     picture = scatter_plot(points, "label", ("MB", "KL"), None)
-    heights = sorted(
-        float(y) for y in re.findall(r'<text x="[\d.]+" y="([\d.]+)"[^>]*>head', picture)
-    )
-    assert all(b - a >= 13 for a, b in itertools.pairwise(heights))
+    names = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*halo">([\w,=]+)<', picture)
+    boxes = [(float(x), float(x) + 6 * len(name), float(y) - 9, float(y)) for x, y, name in names]
+    boxes += [(x - 4, x + 4, y - 4, y + 4) for x, y, _ in _circles(picture)]
+    assert len(boxes) == 12
+    for one, other in itertools.combinations(boxes, 2):
+        apart = one[1] <= other[0] or other[1] <= one[0] or one[3] <= other[2] or other[3] <= one[2]
+        of_points = one[1] - one[0] == other[1] - other[0] == 8
+        assert apart or of_points, (one, other)
+    assert all(left >= 0 and right <= 540 for left, right, _, _ in boxes)
 
 
 def test_one_recipe_alone_has_a_picture() -> None:
