@@ -53,9 +53,13 @@ def _tiny(folder: Path) -> dict[str, Path]:
     from headport.quantize.prune import Options as PruneOptions
     from headport.quantize.prune import prune
     from tests.conftest import llama_config, save_model
+    from tests.quantize.prune.tokenizers_of import byte_level
     from tests.quantize.prune.toys import count_texts
 
-    model = save_model(folder / "model", llama_config(max_position_embeddings=256))
+    tokenizer = byte_level()  # of more tokens than bytes, so that some can be cut
+    size = tokenizer.get_vocab_size()
+    model = save_model(folder / "model", llama_config(max_position_embeddings=256, vocab_size=size))
+    tokenizer.save(str(model / "tokenizer.json"))
     full = export(ExportOptions(model=str(model), output=folder / "full"))
     counts = count_texts(folder / "counts.parquet", full)
     pruned = prune(
