@@ -33,20 +33,26 @@ Int64 = npt.NDArray[np.int64]
 
 
 class BeamSearch:
-    """One prompt on its way; each step is one run of the backbone and one of the head.
+    """One prompt on its way; a step is a piece of the prompt, or one more token for every beam.
 
     Args:
         runner: Runs the backbone.
         chooser: Gives the logits; its choices are not asked for.
         new_row: Makes an empty row of the prompt, for each reply.
         ids: Original ids, ascending, [K].
+        chunk: Prompt tokens per run of the backbone.
 
     Raises:
         PromptError: If the prompt and its reply do not fit the context.
     """
 
     def __init__(
-        self, runner: Runner, chooser: Chooser, new_row: Callable[[], Row], ids: Int64
+        self,
+        runner: Runner,
+        chooser: Chooser,
+        new_row: Callable[[], Row],
+        ids: Int64,
+        chunk: int,
     ) -> None:
         self._runner = runner
         self._chooser = chooser
@@ -61,6 +67,8 @@ class BeamSearch:
             len(self._parameters.eos_token_ids),
             self._is_complete,
         )
+        self._chunk = chunk
+        self._fed = 0  # prompt tokens in the cache
         self._cache: Cache | None = None
         self._origins: list[int] = []
 
@@ -76,13 +84,15 @@ class BeamSearch:
         return self.replies()
 
     def step(self) -> None:
-        """Continue every open beam by one token.
+        """Run a piece of the prompt; behind its end, continue every open beam by one token.
 
         Raises:
             NonFiniteError: If a row's logits are not finite.
             RequestError: If the request's rules ban every token, or a callback fails.
         """
-        hidden = self._prefill() if self._cache is None else self._decode(self._cache)
+        hidden = self._prefill() if self._fed < self._length else self._decode()
+        if self._fed < self._length:
+            return
         logits = self._chooser.logits(hidden)
         contexts = [self._context(rank, beam) for rank, beam in enumerate(self._state.open)]
         broken = faults(logits, [(c.index, len(c.token_ids)) for c in contexts])
@@ -107,20 +117,30 @@ class BeamSearch:
         assert row.finish_reason is not None
         return row
 
+    @property
+    def _length(self) -> int:
+        return len(self._prompt.prompt_token_ids)
+
     def _prefill(self) -> Float32:
-        prompt, beams = self._prompt.prompt_token_ids, self._parameters.beams.num_beams
-        cache = self._runner.new_cache(beams, len(prompt) + self._parameters.max_new_tokens)
-        if self._prompt.source is not None:
-            self._prompt.source.fill(cache)
-        tokens = np.zeros((beams, len(prompt)), np.int64)
-        lengths = np.zeros(beams, np.int64)
-        tokens[0], lengths[0] = prompt, len(prompt)
-        hidden = self._runner.forward(cache, tokens, lengths)[:1, len(prompt) - 1]
-        self._runner.reorder(cache, np.zeros(beams, np.int64))
-        self._cache = cache
+        """States of the last token that was run, [1, H]."""
+        beams, cache = self._parameters.beams.num_beams, self._cache
+        if cache is None:
+            room = self._length + self._parameters.max_new_tokens
+            cache = self._cache = self._runner.new_cache(beams, room)
+            if self._prompt.source is not None:
+                self._prompt.source.fill(cache)
+        piece = self._prompt.prompt_token_ids[self._fed : self._fed + self._chunk]
+        tokens, lengths = np.zeros((beams, len(piece)), np.int64), np.zeros(beams, np.int64)
+        tokens[0], lengths[0] = piece, len(piece)
+        hidden = self._runner.forward(cache, tokens, lengths)[:1, len(piece) - 1]
+        self._fed += len(piece)
+        if self._fed == self._length:
+            self._runner.reorder(cache, np.zeros(beams, np.int64))
         return hidden
 
-    def _decode(self, cache: Cache) -> Float32:
+    def _decode(self) -> Float32:
+        cache = self._cache
+        assert cache is not None
         beams, count = self._parameters.beams.num_beams, len(self._state.open)
         rows, tokens = np.zeros(beams, np.int64), np.zeros((beams, 1), np.int64)
         rows[:count] = self._origins

@@ -23,7 +23,12 @@ from headport.runtime.prompts import Prompt, fit
 from headport.runtime.replies import RowMaker, beam_steps, check_streamed, replies_of
 from headport.runtime.results import Generation, Stats
 from headport.runtime.sampling.chooser import make_chooser
-from headport.runtime.scheduling.capacity import available_bytes, choose_slots, slot_bytes
+from headport.runtime.scheduling.capacity import (
+    available_bytes,
+    check_beams,
+    choose_slots,
+    slot_bytes,
+)
 from headport.runtime.scheduling.scheduler import Scheduler
 from headport.runtime.scheduling.sequences import Listener
 from headport.runtime.scheduling.tickets import deadline_of
@@ -130,7 +135,8 @@ class Generator(GivenTokens):
         self._tokens = Tokens(opened)
         settings = SessionSettings(threads, provider, cpu_fallback).for_target(manifest.target)
         each = slot_bytes(opened, self.max_context)
-        available = available_bytes(find_provider(settings.provider).device)
+        self._device = find_provider(settings.provider).device
+        available = available_bytes(self._device)
         count = choose_slots(slots, each, self.max_context, available)
         heads = tuple(dict.fromkeys((head, *more_heads)))
         self._runner = runner or open_runner(opened, settings, heads)
@@ -289,7 +295,11 @@ class Generator(GivenTokens):
         if request.beams.num_beams > 1:
             if listener is not None:
                 raise RequestError("beams have no tokens before their end; leave the listener out")
-            searches = maker.searches(self._runner, self._chooser, self._ids.ids)
+            longest = max(len(each) + limit for each, limit in zip(ids, limits, strict=True))
+            check_beams(self.bundle, request.beams.num_beams, longest, self._device)
+            searches = maker.searches(
+                self._runner, self._chooser, self._ids.ids, self._scorer.chunk
+            )
             ticket = self._scheduler.submit_job(beam_steps(searches), deadline, counted=True)
             seeds: list[int | None] = [None] * len(ids)
         else:

@@ -49,10 +49,12 @@ class RowMaker:
             for sample in range(self.request.n)
         ]
 
-    def searches(self, runner: Runner, chooser: Chooser, ids: Int64) -> list[BeamSearch]:
-        """A beam search for each prompt; `ids` are the original ones, ascending, [K]."""
+    def searches(
+        self, runner: Runner, chooser: Chooser, ids: Int64, chunk: int
+    ) -> list[BeamSearch]:
+        """A beam search for each prompt, with arguments as `BeamSearch` has them."""
         return [
-            BeamSearch(runner, chooser, partial(self._row, n, _seed(self.request, n)), ids)
+            BeamSearch(runner, chooser, partial(self._row, n, _seed(self.request, n)), ids, chunk)
             for n in range(len(self.prompts))
         ]
 

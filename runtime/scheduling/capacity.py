@@ -10,7 +10,7 @@ from headport.cache_ports import cache_slots, is_past, is_state
 from headport.errors import BundleError, RequestError
 from headport.gpu_probe import probe_gpu
 
-__all__ = ["MOST_SLOTS", "available_bytes", "choose_slots", "slot_bytes"]
+__all__ = ["MOST_SLOTS", "available_bytes", "check_beams", "choose_slots", "slot_bytes"]
 
 # Where nothing is said; more rows seldom make a CPU faster. runtime/cpp/src/c_api.cc has the same
 # number.
@@ -83,3 +83,23 @@ def choose_slots(asked: int, each: int, context: int, available: int | None) -> 
     if available is None or each == 0:
         return MOST_SLOTS
     return max(1, min(MOST_SLOTS, int(available * _SHARE / each)))
+
+
+def check_beams(bundle: Bundle, beams: int, tokens: int, device: str = "cpu") -> None:
+    """Refuse beams whose cache, which is not one of the slots, does not fit in memory.
+
+    Args:
+        bundle: The bundle.
+        beams: Rows of the cache.
+        tokens: Of the longest prompt and its reply.
+        device: Where the cache lies.
+
+    Raises:
+        RequestError: If they do not fit.
+    """
+    needed, available = beams * slot_bytes(bundle, tokens), available_bytes(device)
+    if available is not None and needed > available:
+        raise RequestError(
+            f"{beams} beams of {tokens} tokens take {needed / 1e9:.1f} GB, "
+            f"{available / 1e9:.1f} GB are available; lower num_beams or max_new_tokens"
+        )

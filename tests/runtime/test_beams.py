@@ -34,7 +34,7 @@ def search(bundle: Bundle, runner: Any, prompt: list[int], limit: int, **options
         text = TextStream(Tokens(bundle), request.stop)
         return Row(0, prompt, request.parameters(limit), None, text, watched=bool(request.stop))
 
-    return BeamSearch(runner, chooser, new_row, ids.ids).run()
+    return BeamSearch(runner, chooser, new_row, ids.ids, 3).run()
 
 
 SETTINGS = [
@@ -137,3 +137,19 @@ def test_a_request_that_bans_everything_says_so(bundle_folder, table):
         search(
             bundle, TableRunner(table), [1], 4, num_beams=2, suppress_tokens=list(range(END + 1))
         )
+
+
+def test_a_prompt_is_run_in_pieces_of_one_step_each(portable, model):
+    bundle, runner = portable
+    ids, head = IdMap.from_bundle(bundle), bundle.manifest.heads["lm"]
+    request = resolve({"max_new_tokens": 2, "num_beams": 2}, Defaults(), 1)
+    chooser = make_chooser(runner, "lm", head, ids, Stats(), exact=False)
+
+    def new_row() -> Row:
+        return Row(0, PROMPTS[2], request.parameters(2), None, TextStream(Tokens(bundle)), False)
+
+    search, before = BeamSearch(runner, chooser, new_row, ids.ids, 3), runner.runs
+    for _ in range(len(PROMPTS[2]) // 3 + 2):  # 7 tokens, then one step for the second new token
+        assert not search.done
+        search.step()
+    assert search.done and runner.runs - before == 4

@@ -83,3 +83,15 @@ def test_a_generator_tells_what_it_holds(tiny_lowered: Path) -> None:
         stats = generator.stats
         assert (stats.slots, stats.context, stats.most_rows) == (2, 32, 2)
         assert stats.cache_bytes == 2 * slot_bytes(generator.bundle, 32)
+
+
+def test_beams_that_do_not_fit_are_refused(
+    tiny_lowered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Generator(tiny_lowered, threads=1, slots=1, max_context=32) as generator:
+        size = 4 * slot_bytes(generator.bundle, 1 + 5)
+        monkeypatch.setattr(capacity, "available_bytes", lambda _: size)
+        assert generator.generate([[7]], num_beams=4, max_new_tokens=5)
+        monkeypatch.setattr(capacity, "available_bytes", lambda _: size - 1)
+        with pytest.raises(RequestError, match=r"4 beams of 6 tokens take 0\.0 GB, 0\.0 GB are"):
+            generator.generate([[7]], num_beams=4, max_new_tokens=5)
