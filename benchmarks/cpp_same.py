@@ -2,11 +2,11 @@
 
     python -m benchmarks.cpp_same [BUNDLE ...] [--prompts 200] [--tokens 64] [--part A/B]
 
-Each `ort-cpu` bundle continues all prompts with twelve sets of parameters, in C++ and in Python,
-first one row at a time, then in batches of seven. The C++ program runs alone: its replies are
-written to a file, and compared once Python has made its own. Without a bundle a tiny random model
-is exported, full and pruned, each with a float head, a plain INT8 one and an exact INT8 one. The
-program is that of the C++ tests:
+Each `ort-cpu` bundle continues all prompts with twelve sets of parameters: in C++ one row at a time
+and in batches of seven, in Python in as many slots as it takes. The C++ program runs alone: its
+replies are written to a file, and compared once Python has made its own. Without a bundle a tiny
+random model is exported, full and pruned, each with a float head and with a plain and an exact INT8
+one. The program is that of the C++ tests:
 
     cmake -S runtime/cpp -B build/cpp && cmake --build build/cpp --target run_requests
 
@@ -36,7 +36,7 @@ from headport.session import library_version
 
 __all__ = ["main"]
 
-_TOGETHER = 7
+_ROWS = (1, 7)  # that C++ works on at once
 _PROGRAM = Path(__file__).parents[1] / "build" / "cpp" / "tests" / "run_requests"
 # Stop texts need a tokenizer, which the program has no use for.
 _SETS = tuple({name: each for name, each in row.items() if name != "stop"} for row in SETS)
@@ -100,7 +100,7 @@ def _requests(prompts: list[list[int]], tokens: int, part: str) -> list[dict[str
     ]
 
 
-def _in_cpp(bundle: Path, requests: list[dict[str, Any]], rows: int) -> list[list[list[int]]]:
+def _in_cpp(bundle: Path, requests: list[dict[str, Any]], rows: int) -> list[list[int]]:
     spec = find_spec("onnxruntime")
     assert spec is not None and spec.origin is not None
     library = next((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*"))
@@ -110,7 +110,7 @@ def _in_cpp(bundle: Path, requests: list[dict[str, Any]], rows: int) -> list[lis
         command = [_PROGRAM, bundle, asked, answered, str(rows)]
         subprocess.run(command, env={"HEADPORT_ORT": str(library)}, check=True)
         found = json.loads(answered.read_text())["requests"]
-    return [[reply["token_ids"] for reply in each["replies"]] for each in found]
+    return [reply["token_ids"] for each in found for reply in each["replies"]]
 
 
 def _written(request: dict[str, Any]) -> dict[str, Any]:
@@ -120,33 +120,35 @@ def _written(request: dict[str, Any]) -> dict[str, Any]:
     return request | {"options": options}
 
 
-def _in_python(bundle: Path, requests: list[dict[str, Any]], rows: int) -> list[list[list[int]]]:
-    with Generator(bundle, threads=1, slots=rows) as generator:
+def _in_python(bundle: Path, requests: list[dict[str, Any]]) -> list[list[int]]:
+    with Generator(bundle, threads=1) as generator:
         return [
-            [reply.token_ids for reply in generator.generate(each["prompts"], **each["options"])]
+            reply.token_ids
             for each in requests
+            for reply in generator.generate(each["prompts"], **each["options"])
         ]
 
 
-def _compare(name: str, bundle: Path, requests: list[dict[str, Any]], rows: int) -> int:
+def _compare(name: str, bundle: Path, requests: list[dict[str, Any]]) -> int:
+    found, seconds = {}, {}
+    for rows in _ROWS:
+        start = time.perf_counter()
+        found[rows] = _in_cpp(bundle, requests, rows)
+        seconds[rows] = time.perf_counter() - start
     start = time.perf_counter()
-    ours = _in_cpp(bundle, requests, rows)
-    middle = time.perf_counter()
-    expected = _in_python(bundle, requests, rows)
-    end = time.perf_counter()
-    pairs = [
-        (one, other)
-        for given, wanted in zip(ours, expected, strict=True)
-        for one, other in zip(given, wanted, strict=True)
-    ]
-    same = sum(one == other for one, other in pairs)
+    expected = _in_python(bundle, requests)
+    tokens = sum(map(len, expected))
     print(
-        f"{name}, {rows} rows: {same} of {len(pairs)} replies identical "
-        f"({sum(len(other) for _, other in pairs)} tokens; C++ {middle - start:.0f} s, "
-        f"Python {end - middle:.0f} s)",
+        f"{name}: {len(expected)} replies, {tokens} tokens; Python "
+        f"{time.perf_counter() - start:.0f} s",
         flush=True,
     )
-    return len(pairs) - same
+    different = 0
+    for rows, replies in found.items():
+        same = sum(one == other for one, other in zip(replies, expected, strict=True))
+        different += len(expected) - same
+        print(f"  C++, {rows} rows at a time: {same} identical, {seconds[rows]:.0f} s", flush=True)
+    return different
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -167,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, bundle in bundles.items():
             prompts = _prompts(bundle, options.prompts)
             requests = _requests(prompts, options.tokens, options.part)
-            different += sum(_compare(name, bundle, requests, rows) for rows in (1, _TOGETHER))
+            different += _compare(name, bundle, requests)
     print(
         f"{options.prompts} prompts, up to {options.tokens} tokens, ONNX Runtime "
         f"{library_version()}, Python {platform.python_version()}, {platform.machine()}"

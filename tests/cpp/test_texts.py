@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 
 from headport.runtime.text import TextStream, Tokens
 from tests.conftest import TEXTS
-from tests.cpp.conftest import ROOT
+from tests.cpp.conftest import ROOT, SANITIZER_OPTIONS
 from tests.quantize.prune.tokenizers_of import LINES, byte_level, sentencepiece_bpe, unigram
 from tests.quantize.prune.toys import tokenizer_bundle
 
@@ -66,7 +66,10 @@ def ask(build: Path, onnxruntime: Path, tmp_path: Path) -> Callable[..., Any]:
         inner.save(str(tmp_path / "tokenizer.json"))
         requests = {"decode": [], "encode": [], "stream": []} | requests
         (tmp_path / "requests").write_text(json.dumps(requests))
-        environment = {"HEADPORT_ORT": str(onnxruntime), "TMPDIR": str(tmp_path)}
+        environment = SANITIZER_OPTIONS | {
+            "HEADPORT_ORT": str(onnxruntime),
+            "TMPDIR": str(tmp_path),
+        }
         if library is not None:
             environment["HEADPORT_TOKENIZER"] = str(library)
         done = subprocess.run(
