@@ -77,10 +77,11 @@ class ClusteredSoftmax:
         """
         root = self._shares(hidden_states)
         found = np.empty((len(root), self.vocab_size))
-        found[:, self._alone] = root[:, : len(self._alone)]
+        found[:, _place(self._alone)] = root[:, : len(self._alone)]
         for n, cluster in enumerate(self._clusters):
             inner = self._inner(n, hidden_states)
-            found[:, cluster.tokens] = root[:, len(self._alone) + n, None] + inner
+            inner += root[:, len(self._alone) + n, None]
+            found[:, _place(cluster.tokens)] = inner
         return found
 
     def top(self, hidden_states: Float32, count: int) -> tuple[Int64, Float64]:
@@ -111,9 +112,9 @@ class ClusteredSoftmax:
                 inner = self._inner(int(n), hidden_states[wanted])
                 tokens = self._clusters[n].tokens
                 for row, scores in zip(wanted, inner, strict=True):
-                    ids, probs = best[row]
-                    more = root[row, width + n] + scores
-                    best[row] = _best(np.append(ids, tokens), np.append(probs, more), count)
+                    ids, probs = _best(tokens, root[row, width + n] + scores, count)
+                    held = best[row]
+                    best[row] = _best(np.append(held[0], ids), np.append(held[1], probs), count)
                 unread[wanted, n] = -np.inf
         shape = (rows, count)
         ids = np.array([ids for ids, _ in best], np.int64).reshape(shape)
@@ -142,12 +143,26 @@ def log_softmax(scores: Float32) -> Float64:
         row = int(np.flatnonzero(~np.isfinite(scores).all(axis=1))[0])
         raise NonFiniteError(f"row {row} of the scores holds NaN or infinity")
     y = scores.astype(np.float64)
-    y -= y.max(axis=1, keepdims=True)
-    found: Float64 = y - np.log(np.exp(y).sum(axis=1, keepdims=True))
-    return found
+    for n in range(len(y)):  # one after the other: a row stays in the cache
+        y[n] -= y[n].max()
+        y[n] -= np.log(np.exp(y[n]).sum())
+    return y
+
+
+def _place(tokens: Int64) -> slice | Int64:
+    """Where tokens stand among all: a slice is much faster than a list of places."""
+    if len(tokens) and np.array_equal(tokens, np.arange(tokens[0], tokens[0] + len(tokens))):
+        return slice(int(tokens[0]), int(tokens[0]) + len(tokens))
+    return tokens
 
 
 def _best(tokens: Int64, log_probs: Float64, count: int) -> tuple[Int64, Float64]:
+    """The `count` best, best first, equal ones by lowest id."""
+    if count < len(log_probs):
+        # Only what is no worse than the last of them is sorted, whole ties included.
+        least = log_probs.max() if count == 1 else np.partition(log_probs, -count)[-count]
+        chosen = np.flatnonzero(log_probs >= least)
+        tokens, log_probs = tokens[chosen], log_probs[chosen]
     order = np.lexsort((tokens, -log_probs))[:count]
     return tokens[order], log_probs[order]
 
