@@ -1,0 +1,1 @@
+"""Decode beside the peers."""
