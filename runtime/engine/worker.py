@@ -1,8 +1,11 @@
-"""The process that builds one plan: `python -m headport.runtime.engine.worker REQUEST ANSWER`.
+"""The process that builds one plan: `python -m headport.runtime.engine.worker < REQUEST`.
 
 A builder may abort, hang or grow without bound; in a process of its own that costs a plan and not
-the command. The libraries put outputs in the order of their addresses, so the process runs with the
-same addresses each time: the same file then gives the same plan.
+the command. The libraries number parts of a plan in the order of their addresses, so what decides
+addresses is kept equal: no address space randomisation, and no path, name or variable of this run
+among its arguments, its environment and its module search path. A head then gives the same plan
+each time. A decoder does unless the library's own threads overlap in another way, which moves
+numbers too.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ from headport.runtime.engine.request import BuildAnswer, BuildRequest
 __all__ = ["build_apart"]
 
 _POLL_SECONDS = 0.1
+_ANSWER = "answer.json"  # in the working directory
+_COMMAND = (sys.executable, "-P", "-m", "headport.runtime.engine.worker")
+_KEPT = ("HOME", "LANG", "PATH", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR")  # of the environment
+_KEPT_BEGINNINGS = ("CUDA", "DYLD_", "LD_", "NVIDIA", "PYTHON", "TENSORRT", "TRT")
 _ASK, _NO_RANDOMISATION = 0xFFFFFFFF, 0x0040000  # of personality(2)
 
 
@@ -42,19 +49,20 @@ def build_apart(
     Raises:
         EngineError: If the process was ended, or ended without an answer.
     """
-    asked, answered, said = (folder / n for n in ("request.json", "answer.json", "said.txt"))
+    asked, said = folder / "request.json", folder / "said.txt"
     model = Path(request.model)
-    made = model.with_name(f"{model.name}.plan")
-    # Names of one length wherever the bundle lies: they too move addresses.
+    made, answered = model.with_name(f"{model.name}.plan"), model.with_name(_ANSWER)
     told = msgspec.structs.replace(request, model=model.name, plan=made.name)
     asked.write_bytes(msgspec.json.encode(told))
-    answered.unlink(missing_ok=True)
-    command = [sys.executable, "-m", __spec__.name, str(asked), str(answered)]
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
     try:
-        with said.open("wb") as stream:
+        with asked.open("rb") as question, said.open("wb") as stream:
             process = subprocess.Popen(
-                command, stdout=stream, stderr=stream, env=environment, cwd=model.parent
+                _COMMAND,
+                stdin=question,
+                stdout=stream,
+                stderr=stream,
+                env=_environment(),
+                cwd=model.parent,
             )
             try:
                 why = _watch(process, timeout_s, memory_bytes)
@@ -75,6 +83,16 @@ def build_apart(
         return answer
     finally:
         made.unlink(missing_ok=True)
+        answered.unlink(missing_ok=True)
+
+
+def _environment() -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)
+    }
+    return kept | {"PYTHONHASHSEED": "0"}
 
 
 def _watch(
@@ -120,15 +138,15 @@ def _settle_addresses() -> None:
     old = libc.personality(_ASK)
     if old == -1 or old & _NO_RANDOMISATION or libc.personality(old | _NO_RANDOMISATION) == -1:
         return
-    os.execv(sys.executable, [sys.executable, "-m", __spec__.name, *sys.argv[1:]])
+    os.execv(sys.executable, _COMMAND)
 
 
-def _main(asked: Path, answered: Path) -> None:
-    request = msgspec.json.decode(asked.read_bytes(), type=BuildRequest)
+def _main() -> None:
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=BuildRequest)
     answer = build_plan(load_backend(request.backend), request)
-    answered.write_bytes(msgspec.json.encode(answer))
+    Path(_ANSWER).write_bytes(msgspec.json.encode(answer))
 
 
 if __name__ == "__main__":
     _settle_addresses()
-    _main(Path(sys.argv[1]), Path(sys.argv[2]))
+    _main()
