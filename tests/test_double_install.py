@@ -1,4 +1,7 @@
-"""Both builds of ONNX Runtime in one real environment: `make test-gpu-install` fetches them."""
+"""Both builds of ONNX Runtime in one real environment: `make test-gpu-install` fetches them.
+
+HEADPORT_GPU_INSTALL is a folder with an environment `venv`, without ONNX Runtime, and `wheels`.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT, WHEELS = ROOT / "out" / "gpu-venv", ROOT / "out" / "gpu-wheels"
+PLACE = Path(os.environ.get("HEADPORT_GPU_INSTALL", ""))
+WHEELS = PLACE / "wheels"
 CPU, GPU = "onnxruntime", "onnxruntime-gpu"
 
+pytestmark = pytest.mark.skipif(
+    "HEADPORT_GPU_INSTALL" not in os.environ,
+    reason="both builds of ONNX Runtime are not here; run `make test-gpu-install`",
+)
 Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
 def run() -> Run:
     """`python -m …` in the environment: exit code, and all it says."""
-    python = ENVIRONMENT / "bin" / "python"
-    if not python.exists() or len(list(WHEELS.glob("*.whl"))) != 2:
-        pytest.skip("both builds of ONNX Runtime are not here; run `make test-gpu-install`")
+    python = (PLACE / "venv" / "bin" / "python").absolute()
 
     def call(*words: str | Path) -> tuple[int, str]:
         done = subprocess.run(

@@ -10,24 +10,13 @@ import numpy as np
 import pytest
 
 from headport.runtime.triton.command import Options, triton
-from tests.triton.server import Server, installed, running
-
-
-@pytest.fixture(scope="session")
-def tritonserver() -> Path:
-    """The folder of tritonserver."""
-    folder = installed()
-    if folder is None:
-        pytest.skip("nvidia-pytriton is not installed here; run `make test-triton`")
-    assert np.__version__ < "2", "this python backend gives empty outputs with NumPy 2"
-    return folder
+from tests.triton.server import Server, running
 
 
 @pytest.fixture(scope="module")
-def repository(
-    tritonserver: Path, tiny_lowered: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def repository(tiny_lowered: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A streaming model, one of whole replies, and one with a single slot."""
+    assert np.__version__ < "2", "this python backend gives empty outputs with NumPy 2"
     output = tmp_path_factory.mktemp("triton") / "repository"
     for name, changes in (
         ("tiny", {}),

@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Server", "installed", "running"]
+import pytest
+
+__all__ = ["NEEDS_TRITON", "Server", "installed", "running"]
 
 _PATIENCE_S = 120.0
 
@@ -41,6 +43,11 @@ def installed() -> Path | None:
         return None
     folder = Path(spec.origin).parent / "tritonserver"
     return folder if (folder / "bin" / "tritonserver").is_file() else None
+
+
+NEEDS_TRITON = pytest.mark.skipif(
+    installed() is None, reason="nvidia-pytriton is not installed here; run `make test-triton`"
+)
 
 
 @contextmanager

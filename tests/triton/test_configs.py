@@ -12,12 +12,13 @@ import pytest
 from headport.bundle import Bundle
 from headport.runtime.triton.command import Options, triton
 from tests.runtime.triton.test_command import plans
-from tests.triton.server import Server, running
+from tests.triton.server import NEEDS_TRITON, Server, running
+
+pytestmark = NEEDS_TRITON
 
 
 @pytest.fixture(scope="module")
 def repository(
-    tritonserver: Path,
     tiny_bundle: Path,
     tiny_lowered: Path,
     tmp_path_factory: pytest.TempPathFactory,

@@ -13,7 +13,9 @@ import pytest
 
 from headport.runtime import Generator
 from tests.triton.clients import Answer, generate, generate_stream, infer, inputs, stream
-from tests.triton.server import Server
+from tests.triton.server import NEEDS_TRITON, Server
+
+pytestmark = NEEDS_TRITON
 
 REQUESTS = 32
 PROMPTS = [f"{'The head is the last matrix. def add naïve café'[n : n + 9]} {n}" for n in range(32)]

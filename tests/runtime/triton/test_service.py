@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from headport.bundle import Bundle
+from headport.errors import RequestError
 from headport.runtime import Generator
 from headport.runtime.triton import served_model
+from headport.runtime.triton.responder import Responder
 from headport.runtime.triton.service import Service
 from tests.runtime.triton.fake_backend import MODULE, Request, TritonModelException
 
@@ -157,6 +159,17 @@ def test_a_client_that_has_gone_frees_its_slot(
         assert end.error is None or end.error.code == MODULE.TritonError.CANCELLED
     finally:
         service.close()
+
+
+def test_triton_is_not_asked_about_a_request_that_has_ended() -> None:
+    request = Request()
+    responder = Responder(MODULE, request)
+    assert not responder.cancelled
+    responder.fail(RequestError("no"))
+    request.cancelled = True
+    assert not responder.cancelled
+    responder.fail(RequestError("twice"))
+    assert len(request.wait()) == 1
 
 
 def test_what_runs_when_the_model_is_unloaded_is_told(tiny_lowered: Path, tmp_path: Path) -> None:
