@@ -124,7 +124,18 @@ def is_batched(ports: Iterable[Port], batch: int | str) -> bool:
 
 
 def graph_tensors(ports: Iterable[Port], *, batched: bool) -> list[dict[str, Any]]:
-    """A graph's ports as Triton declares them: without the batch, which it adds itself."""
+    """A graph's ports as Triton declares them: without the batch, which it adds itself.
+
+    Raises:
+        UsageError: If a port has a type that Triton knows no tensors of.
+    """
+    ports = tuple(ports)
+    unknown = [f"{port.name} ({port.dtype})" for port in ports if port.dtype not in _TYPES]
+    if unknown:
+        raise UsageError(
+            f"tensors of {', '.join(_TYPES)} were expected, which Triton knows; found "
+            f"{', '.join(unknown)}; use --backend python"
+        )
     found = []
     for port in ports:
         sizes = port.shape[1:] if batched else port.shape

@@ -36,6 +36,7 @@ OUTPUTS = (
     tensor("finish_reason", "STRING", (-1,)),
     tensor("seed", "UINT64", (-1,)),
 )
+HEAD = "lm"
 ENVIRONMENT = "EXECUTION_ENV_PATH"  # as the python backend names it
 
 
@@ -59,8 +60,15 @@ def python_model(
         environment: Virtual environment that headport is installed in, as Triton sees it.
 
     Raises:
-        UsageError: If the bundle is lowered to something that `Generator` does not open.
+        UsageError: If the bundle is lowered to something that `Generator` does not open, or has no
+            head that chooses tokens.
     """
+    if HEAD not in bundle.manifest.heads:
+        raise UsageError(
+            f"{bundle.path}: a head {HEAD!r} that chooses tokens was expected, found "
+            f"{', '.join(bundle.manifest.heads) or 'none'}; serve its graphs with --backend "
+            "onnxruntime"
+        )
     if bundle.manifest.target == "tensorrt":
         raise UsageError(
             f"{bundle.path} is lowered to tensorrt; the python backend serves portable bundles and "

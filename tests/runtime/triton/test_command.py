@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from headport.bundle import Bundle, file_entry
@@ -15,6 +16,7 @@ from headport.manifest import Port
 from headport.runtime.triton import graph_models
 from headport.runtime.triton.command import Options, triton
 from headport.selftest import SelftestResult
+from tests.toy_bundles import write_toy
 
 
 def config(repository: Path, model: str) -> str:
@@ -179,6 +181,16 @@ def test_bundles_for_another_backend(tiny_bundle: Path, tiny_lowered: Path, tmp_
         UsageError, match="is lowered to ort-cpu, whose caches are written in place"
     ):
         triton(Options(bundle=tiny_lowered, output=tmp_path / "r", backend="onnxruntime"))
+
+
+def test_a_bundle_that_chooses_no_tokens(tmp_path: Path) -> None:
+    bundle = write_toy(tmp_path / "toy", np.ones((7, 4), np.float32))
+    manifest = bundle.manifest
+    heads = {"score": manifest.heads["lm"]}
+    other = Bundle(bundle.path, msgspec.structs.replace(manifest, heads=heads))
+    (bundle.path / "manifest.json").write_bytes(msgspec.json.encode(other.manifest))
+    with pytest.raises(UsageError, match=r"a head 'lm' .* found score; serve its graphs with"):
+        triton(Options(bundle=bundle.path, output=tmp_path / "r"))
 
 
 @pytest.mark.parametrize(

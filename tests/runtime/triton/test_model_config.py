@@ -61,6 +61,12 @@ def test_ports_without_their_batch() -> None:
     assert graph_tensors([IDS], batched=False) == [tensor("input_ids", "INT64", (-1, -1))]
 
 
+def test_types_that_triton_does_not_know_are_named() -> None:
+    odd = Port(name="scale", dtype="float8e4m3fn", shape=("batch",))
+    with pytest.raises(UsageError, match=r"found scale \(float8e4m3fn\); use --backend python"):
+        graph_tensors([IDS, odd], batched=True)
+
+
 def test_a_number_is_declared_as_one_whose_shape_is_dropped() -> None:
     [number] = graph_tensors([LENGTH], batched=False)
     assert number["dims"] == [1] and number["reshape"] == {"shape": []}
