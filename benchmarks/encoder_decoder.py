@@ -10,11 +10,11 @@ The models are so small that times are those of the programs around them.
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,38 +41,40 @@ def main() -> int:
     print("| model | beams | bundle | replies | ids equal | tokens/s | tokens/s of transformers |")
     print("|---|---|---|---|---|---|---|")
     wrong = 0
-    for name, beams in part_of(itertools.product(MODELS, _BEAMS), options.part):
+    for name in part_of(MODELS, options.part):
         with tempfile.TemporaryDirectory() as folder:
-            wrong += _compare(name, beams, Path(folder), options)
+            wrong += _compare(name, Path(folder), options)
     return 1 if wrong else 0
 
 
-def _compare(name: str, beams: int, folder: Path, options: argparse.Namespace) -> int:
+def _compare(name: str, folder: Path, options: argparse.Namespace) -> int:
     checkpoint = save_sourced(folder / "model", name, options.seed)
     portable = export(ExportOptions(model=str(checkpoint), output=folder / "portable")).path
     fast = lower(LowerOptions(bundle=portable, output=folder / "ort-cpu", target="ort-cpu")).path
     model, given = load(checkpoint), sources(name, options.prompts, options.seed)
-    limits = {"max_new_tokens": options.tokens, "num_beams": beams}
-
-    def reference(source: Any) -> list[int]:
-        return reply_of_transformers(model, source, do_sample=False, **limits)[0]
-
-    wanted, slow = _timed(reference, given)
     wrong = 0
-    for path in (portable, fast):
-        with Generator(path, threads=1) as generator:
-
-            def reply(source: Any, generator: Generator = generator) -> list[int]:
-                return generator.generate([source], **limits)[0].token_ids
-
-            found, speed = _timed(reply, given)
-        odd = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
-        for n in odd:
-            print(f"differs: {name} {beams} {given[n]}: {found[n]} {wanted[n]}", file=sys.stderr)
-        wrong += len(odd)
-        row = (name, beams, path.name, len(given), len(given) - len(odd), speed, slow)
-        print(f"| {' | '.join(map(str, row))} |", flush=True)
+    for beams in _BEAMS:
+        limits = {"max_new_tokens": options.tokens, "num_beams": beams}
+        ask = partial(_reply_of_transformers, model, limits)
+        wanted, slow = _timed(ask, given)
+        for path in (portable, fast):
+            with Generator(path, threads=1) as generator:
+                found, speed = _timed(partial(_reply, generator, limits), given)
+            odd = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
+            for n in odd:
+                print(f"differs: {name} {limits} {given[n]}: {found[n]} instead of {wanted[n]}")
+            wrong += len(odd)
+            row = (name, beams, path.name, len(given), len(given) - len(odd), speed, slow)
+            print(f"| {' | '.join(map(str, row))} |", flush=True)
     return wrong
+
+
+def _reply_of_transformers(model: Any, limits: dict[str, int], source: Any) -> list[int]:
+    return reply_of_transformers(model, source, do_sample=False, **limits)[0]
+
+
+def _reply(generator: Generator, limits: dict[str, int], source: Any) -> list[int]:
+    return generator.generate([source], **limits)[0].token_ids
 
 
 def _timed(answer: Callable[[Any], list[int]], given: list[Any]) -> tuple[list[list[int]], int]:

@@ -153,7 +153,27 @@ class DecoderAttention:
         return _to_source(query, key, value, mask=mask, bias=None, scale=scaling), None
 
 
-class CrossCache(Cache):  # type: ignore[misc]  # transformers is not type-checked
+class _BareCache(Cache):  # type: ignore[misc]  # transformers is not type-checked
+    """What every cache below has in common: nothing held, and no layers of transformers' kinds."""
+
+    def __init__(self) -> None:
+        self.layers: list[Any] = []
+        self.layer_class_to_replicate = None
+        self.offloading = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        return 0
+
+    def __len__(self) -> int:
+        # A model may ask whether there is a cache by whether it is empty.
+        return 1
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+
+class CrossCache(_BareCache):
     """Cross keys and values that are there already, as graph inputs.
 
     Args:
@@ -167,11 +187,8 @@ class CrossCache(Cache):  # type: ignore[misc]  # transformers is not type-check
     def __init__(
         self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], mask: torch.Tensor
     ) -> None:
-        self.layers: list[Any] = [
-            SimpleNamespace(keys=k, values=v) for k, v in zip(keys, values, strict=True)
-        ]
-        self.layer_class_to_replicate = None
-        self.offloading = False
+        super().__init__()
+        self.layers = [SimpleNamespace(keys=k, values=v) for k, v in zip(keys, values, strict=True)]
         self.mask = mask
         self.read: set[int] = set()
 
@@ -195,19 +212,13 @@ class CrossCache(Cache):  # type: ignore[misc]  # transformers is not type-check
     def __len__(self) -> int:
         return len(self.layers)
 
-    @property
-    def is_compileable(self) -> bool:
-        return False
 
-
-class RecordedCross(Cache):  # type: ignore[misc]
+class RecordedCross(_BareCache):
     """Takes down the keys and values that a decoder makes of a source: layer → both."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.layers: list[Any] = []
-        self.layer_class_to_replicate = None
-        self.offloading = False
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
@@ -217,45 +228,20 @@ class RecordedCross(Cache):  # type: ignore[misc]
         self.made[layer_idx] = (key, value)
         return key, value
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        return 0
 
-    def __len__(self) -> int:
-        # A model may ask whether there is a cache by whether it is empty.
-        return 1
-
-    @property
-    def is_compileable(self) -> bool:
-        return False
-
-
-class _OneToken(Cache):  # type: ignore[misc]
+class _OneToken(_BareCache):
     """A decoder's own cache before its first token, of which nothing is kept."""
-
-    def __init__(self) -> None:
-        self.layers: list[Any] = []
-        self.layer_class_to_replicate = None
-        self.offloading = False
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return key, value
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         return 0
-
-    get_query_offset = get_seq_length
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[Any, int]:  # noqa: ARG002
         return query_length, 0
-
-    def __len__(self) -> int:
-        return 1
-
-    @property
-    def is_compileable(self) -> bool:
-        return False
 
     @property
     def is_sliding(self) -> list[bool]:

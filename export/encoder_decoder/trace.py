@@ -35,9 +35,11 @@ from headport.export.encoder_decoder.attention import (
 )
 from headport.export.encoder_decoder.families import Family, positions_from
 from headport.export.encoder_decoder.relative import (
+    far_rows,
+    near_rows,
     relative_modules,
     relative_table,
-    with_tables,
+    with_bias,
 )
 from headport.export.functions import DOMAIN, POSITIONS
 from headport.export.hygiene import check_attention, finish_graph
@@ -132,6 +134,14 @@ def _clamped_always() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _without_positions(model: Any) -> Iterator[None]:
+    # What a decoder adds to the scores of its own tokens has no part in what it makes of a source.
+    modules = relative_modules(model.get_decoder())
+    with with_bias(modules, [lambda *_args, **_kwargs: None] * len(modules)):
+        yield
+
+
 def _mask_argument(family: Family, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
     # Of a decoder; one whose source is always full takes none.
     return {"encoder_attention_mask": mask} if family.reads == "ids" and mask is not None else {}
@@ -188,9 +198,16 @@ def trace_encoder(model: Any, family: Family, shapes: DecoderShapes) -> ir.Model
     dynamic = (place, None if arguments[1] is None else place)
     names = [SOURCE_IDS, SOURCE_MASK] if family.reads == "ids" else [FEATURES]
     outputs = _names("cross_key_values", len(shapes.cross))
+    modules = relative_modules(model.get_encoder())
+    functions = [far_rows(relative_table(module, both_ways=True)) for module in modules]
     attention = EncoderAttention()
     with trace_errors(model):
-        with one_attention(model, attention, any_mask), _clamped_always():
+        with (
+            one_attention(model, attention, any_mask),
+            with_bias(modules, functions),
+            _without_positions(model),
+            _clamped_always(),
+        ):
             module = _Encoder(model, family, attention, len(shapes.cross))
             program = run_export(module, arguments, dynamic)
         exported = translate(program, names, outputs)
@@ -294,13 +311,13 @@ def trace_decoder(model: Any, family: Family, shapes: DecoderShapes) -> ir.Model
     outputs = ["hidden_states", *_names("present", layers)]
     decoder = model.get_decoder()
     modules = relative_modules(decoder)
-    tables = [relative_table(module) for module in modules]
+    functions = [near_rows(relative_table(module)) for module in modules]
     attention = DecoderAttention()
     with trace_errors(model):
         with (
             one_attention(model, attention, any_mask) as active,
             positions_from(decoder, family) as positions,
-            with_tables(modules, tables),
+            with_bias(modules, functions),
             _clamped_always(),
         ):
             module = _Decoder(model, family, active, attention, positions)

@@ -131,13 +131,16 @@ class SessionRunner(HeadMethods):
         self._past = [p for p in backbone.inputs if is_past(p.name)]
         self._present = [present_name(p.name) for p in self._past]
         self._cross = cross_names(manifest)
-        self.encoder = None if manifest.source is None else SourceEncoder(bundle, settings)
-        # Only a decode step is recorded: heads are fed arrays of any number of rows.
-        self._heads = HeadSessions(bundle, replace(settings, capture=False), heads)
+        # Only a decode step is recorded: heads are fed arrays of any number of rows, the encoder
+        # sources of any length.
+        unrecorded = replace(settings, capture=False)
+        self.encoder = None if manifest.source is None else SourceEncoder(bundle, unrecorded)
+        self._heads = HeadSessions(bundle, unrecorded, heads)
         self._check_ports(backbone)
 
     def cpu_operators(self) -> dict[str, int]:
-        return dict(Counter(self._backbone.cpu_operators) + Counter(self._heads.cpu_operators()))
+        found = Counter(self._backbone.cpu_operators) + Counter(self._heads.cpu_operators())
+        return dict(found + Counter(self.encoder.cpu_operators if self.encoder else {}))
 
     def _check_ports(self, backbone: Graph) -> None:
         declared = {p.name for p in backbone.inputs}

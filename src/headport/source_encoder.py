@@ -101,6 +101,11 @@ class SourceEncoder:
                 "export the checkpoint again"
             )
 
+    @property
+    def cpu_operators(self) -> dict[str, int]:
+        """As `headport.runner.Runner.cpu_operators`, of the encoder alone."""
+        return self._session.cpu_operators
+
     def encode(self, sources: Sequence[Array]) -> list[Encoded]:
         """Encode sources in one run.
 
