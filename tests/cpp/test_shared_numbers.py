@@ -23,7 +23,7 @@ CHUNK = inspect.signature(Generator).parameters["prefill_chunk"].default
     ("file", "pattern", "expected"),
     [
         ("CMakeLists.txt", r"project\(headport VERSION (\S+)", __version__),
-        ("src/c_api.cc", r"kMostRows = (\d+);", str(MOST_SLOTS)),
+        ("src/opened.cc", r"kMostRows = (\d+);", str(MOST_SLOTS)),
         ("src/generator/generator.cc", r"kNewTokens = (\d+);", str(DEFAULT_NEW_TOKENS)),
         ("src/generator/limits.cc", r"kMostLogprobs = (\d+);", str(MAX_LOGPROBS)),
         ("src/generator/limits.cc", r"kMostReplies = (\d+);", str(MAX_REPLIES)),

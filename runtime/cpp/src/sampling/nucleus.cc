@@ -17,10 +17,6 @@
 
 #include "sampling/largest.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define HEADPORT_AVX2 __attribute__((target("avx2")))
-#endif
-
 namespace headport::internal {
 namespace {
 
@@ -32,89 +28,98 @@ constexpr std::size_t kBuckets = 512;
 constexpr double kSingle = 1.2e-5, kDouble = 1e-10;
 constexpr double kNothing = 1e-15;  // the share of S that all ids below the last cut can have
 
-// exp(x ln 2) for x from -126 to 0, within 4e-7 of it. x = n + f with |f| ≤ 1/2; the polynomial is
-// the series of exp(f ln 2), and n is added to the exponent.
-inline __attribute__((always_inline)) float power_of_2(float x) {
-  x = x < -126.0f ? -126.0f : x;
-  constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: adding it rounds to whole numbers
-  const float shifted = x + kRound;
-  const float f = x - (shifted - kRound);
-  float sum = 1.54035304e-4f;
-  sum = sum * f + 1.33335581e-3f;
-  sum = sum * f + 9.61812911e-3f;
-  sum = sum * f + 5.55041087e-2f;
-  sum = sum * f + 2.40226507e-1f;
-  sum = sum * f + 6.93147181e-1f;
-  sum = sum * f + 1.0f;
-  std::int32_t bits = 0, whole = 0;
-  std::memcpy(&bits, &sum, sizeof bits);
-  std::memcpy(&whole, &shifted, sizeof whole);
+// Four at a time, which compilers do not find by themselves here.
+using Floats = float __attribute__((vector_size(16)));
+using Ints = std::int32_t __attribute__((vector_size(16)));
+constexpr std::size_t kLanes = 4;
+
+// The same bits as another type.
+template <typename To, typename From>
+inline To bits_of(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+inline Floats all(float value) { return Floats{value, value, value, value}; }
+
+// 2^x within 4e-7 of it, for x up to 0; from -126 down that of -126. x = n + f with |f| ≤ 1/2; the
+// polynomial is the series of exp(f ln 2), and n is added to the exponent.
+inline Floats power_of_2(Floats x) {
+  const Ints low = x < all(-126.0f);
+  x = bits_of<Floats>((bits_of<Ints>(all(-126.0f)) & low) | (bits_of<Ints>(x) & ~low));
+  const Floats round = all(12582912.0f);  // 1.5 · 2^23: adding it rounds to whole numbers
+  const Floats shifted = x + round;
+  const Floats f = x - (shifted - round);
+  Floats sum = all(1.54035304e-4f);
+  for (const float term : {1.33335581e-3f, 9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f,
+                           6.93147181e-1f, 1.0f}) {
+    sum = sum * f + all(term);
+  }
   // The low bits of `shifted` are n; what is above them falls out at the top.
-  bits = static_cast<std::int32_t>(static_cast<std::uint32_t>(bits) +
-                                   (static_cast<std::uint32_t>(whole) << 23));
-  float found = 0.0f;
-  std::memcpy(&found, &bits, sizeof found);
-  return found;
+  return bits_of<Floats>(bits_of<Ints>(sum) + (bits_of<Ints>(shifted) << 23));
+}
+
+// Four differences to the largest score, and which of the scores are below the cut.
+inline void take(const float* scores, float top, float cut, Floats& below_top, Ints& chosen) {
+  Floats found;
+  std::memcpy(&found, scores, sizeof found);
+  below_top = found - all(top);
+  chosen = found < all(cut);
+}
+
+inline void take(const double* scores, double top, double cut, Floats& below_top, Ints& chosen) {
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    below_top[lane] = static_cast<float>(scores[lane] - top);
+    chosen[lane] = scores[lane] < cut ? -1 : 0;
+  }
 }
 
 // Σ exp(s) over the scores below `cut`.
 template <typename T>
-inline __attribute__((always_inline)) double mass_below(const T* scores, std::size_t size, T top,
-                                                        T cut, float inverse) {
-  constexpr std::size_t kLanes = 16, kRun = 256;
+double mass_below(const T* scores, std::size_t size, T top, T cut, float inverse) {
+  constexpr std::size_t kRun = 64;  // sums in float32 are this long
   double total = 0.0;
+  Floats below_top = all(0.0f);
+  Ints chosen = {};
+  const auto add = [&](const T* four, Floats& sum) {
+    take(four, top, cut, below_top, chosen);
+    sum += bits_of<Floats>(bits_of<Ints>(power_of_2(below_top * all(inverse))) & chosen);
+  };
   std::size_t n = 0;
   while (n + kLanes <= size) {
-    float lanes[kLanes] = {};
-    const std::size_t end = std::min(size - size % kLanes, n + kRun);
-    for (; n < end; n += kLanes) {
-      for (std::size_t lane = 0; lane < kLanes; ++lane) {
-        const T score = scores[n + lane];
-        const float mass = power_of_2(static_cast<float>(score - top) * inverse);
-        lanes[lane] += score < cut ? mass : 0.0f;
-      }
-    }
-    for (const float lane : lanes) total += static_cast<double>(lane);
+    Floats sum = all(0.0f);
+    const std::size_t end = std::min(size - size % kLanes, n + kRun * kLanes);
+    for (; n < end; n += kLanes) add(scores + n, sum);
+    for (std::size_t lane = 0; lane < kLanes; ++lane) total += static_cast<double>(sum[lane]);
   }
-  for (; n < size; ++n) {
-    const float mass = power_of_2(static_cast<float>(scores[n] - top) * inverse);
-    total += scores[n] < cut ? static_cast<double>(mass) : 0.0;
-  }
+  if (n == size) return total;
+  T rest[kLanes] = {top, top, top, top};  // the largest is not below the cut
+  std::copy(scores + n, scores + size, rest);
+  Floats sum = all(0.0f);
+  add(rest, sum);
+  for (std::size_t lane = 0; lane < kLanes; ++lane) total += static_cast<double>(sum[lane]);
   return total;
-}
-
-template <typename T>
-double mass_below_plain(const T* scores, std::size_t size, T top, T cut, float inverse) {
-  return mass_below(scores, size, top, cut, inverse);
-}
-
-#if defined(HEADPORT_AVX2)
-template <typename T>
-HEADPORT_AVX2 double mass_below_wide(const T* scores, std::size_t size, T top, T cut,
-                                     float inverse) {
-  return mass_below(scores, size, top, cut, inverse);
-}
-#endif
-
-template <typename T>
-double mass_below_cut(const T* scores, std::size_t size, T top, T cut, float inverse) {
-#if defined(HEADPORT_AVX2)
-  if (__builtin_cpu_supports("avx2")) return mass_below_wide(scores, size, top, cut, inverse);
-#endif
-  return mass_below_plain(scores, size, top, cut, inverse);
 }
 
 // The ids from a cut up and their masses.
 class Upper {
  public:
   Upper(Scores& kept, double largest, double temperature, double cut)
-      : kept_(kept), largest_(largest), temperature_(temperature), cut_(cut) {
+      : kept_(kept), largest_(largest) {
+    const double inverse = 1.0 / temperature;
+    const double scale = static_cast<double>(kBuckets) / -cut;
     kept_.log_p.clear();
+    kept_.buckets.clear();
     for (const double value : kept_.values) {
-      const double s = scaled(value, largest, temperature);
+      const double s = (value - largest) * inverse;
       const double mass = std::exp(s);
+      const double place = std::max(0.0, (s - cut) * scale);
+      const auto bucket = std::min(kBuckets - 1, static_cast<std::size_t>(place));
       kept_.log_p.push_back(mass);
-      masses_[bucket_of(s)] += mass;
+      kept_.buckets.push_back(static_cast<std::uint16_t>(bucket));
+      masses_[bucket] += mass;
       total_ += mass;
     }
   }
@@ -131,7 +136,7 @@ class Upper {
     std::vector<std::size_t>& order = kept_.order;
     order.clear();
     for (std::size_t n = 0; n < kept_.size(); ++n) {
-      if (bucket_of(scaled(kept_.values[n], largest_, temperature_)) == border) order.push_back(n);
+      if (kept_.buckets[n] == border) order.push_back(n);
     }
     // Of equal scores the higher id stands lower.
     std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -152,12 +157,6 @@ class Upper {
   }
 
  private:
-  std::size_t bucket_of(double s) const {
-    const double place = (s - cut_) * (static_cast<double>(kBuckets) / -cut_);
-    if (!(place > 0.0)) return 0;
-    return std::min(kBuckets - 1, static_cast<std::size_t>(place));
-  }
-
   // Whether nothing stands above: it is the first of the largest.
   bool is_last(std::size_t place) const {
     if (kept_.values[place] < largest_) return false;
@@ -180,7 +179,7 @@ class Upper {
   }
 
   Scores& kept_;
-  double largest_, temperature_, cut_;
+  double largest_;
   double masses_[kBuckets] = {};
   double total_ = 0.0;
 };
@@ -198,10 +197,10 @@ bool nucleus(const T* scores, std::size_t size, const Columns& columns, double t
     // Rounded to the type of the scores, and the buckets follow it.
     const T cut = static_cast<T>(best + each * temperature);
     const double lowest = scaled(static_cast<double>(cut), best, temperature);
-    const bool all = each == kCuts[2];
-    const double below = all ? 0.0 : mass_below_cut(scores, size, top, cut, inverse);
+    const bool last = each == kCuts[2];
+    const double below = last ? 0.0 : mass_below(scores, size, top, cut, inverse);
     kept.clear();
-    for_each_from(scores, size, all ? std::numeric_limits<T>::lowest() : cut, [&](std::size_t n) {
+    for_each_from(scores, size, last ? std::numeric_limits<T>::lowest() : cut, [&](std::size_t n) {
       kept.add(static_cast<double>(scores[n]), columns.id(n));
     });
     Upper upper(kept, best, temperature, std::min(lowest, -1e-3));

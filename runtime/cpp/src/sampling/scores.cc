@@ -9,6 +9,7 @@ void Scores::reserve(std::size_t columns) {
   for (auto* each : {&values, &sorted, &log_p, &heap}) each->reserve(columns);
   ids.reserve(columns);
   order.reserve(columns);
+  buckets.reserve(columns);
 }
 
 void Scores::clear() {

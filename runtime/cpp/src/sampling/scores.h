@@ -15,6 +15,7 @@ struct Scores {
   std::vector<double> log_p;
   std::vector<std::size_t> order;
   std::vector<double> heap;
+  std::vector<std::uint16_t> buckets;
 
   std::size_t size() const { return values.size(); }
   void reserve(std::size_t columns);
