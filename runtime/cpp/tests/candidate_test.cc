@@ -12,8 +12,18 @@
 namespace headport::internal {
 namespace {
 
-constexpr std::size_t kSize = 600, kWidth = 605, kBest = 40, kRows = 3;
-constexpr float kRounding = 0.02f;
+constexpr std::size_t kSize = 600, kWidth = 605, kRows = 3;
+
+// How many candidates a head gives, and how far its quantised logits may be off.
+struct Form {
+  std::size_t best;
+  float rounding;
+  bool certified;
+};
+
+constexpr Form kGood = {40, 0.02f, true};
+constexpr Form kPoor = {3, 1.5f, true};  // of which many a row is not decided
+constexpr Form kUnproved = {40, 0.02f, false};
 
 std::vector<std::int64_t> kept_ids() {
   std::vector<std::int64_t> ids;
@@ -24,18 +34,19 @@ std::vector<std::int64_t> kept_ids() {
 // Rows of logits; the last columns are padding that would win.
 class TableHead final : public CandidateHead {
  public:
-  TableHead(std::mt19937& random, bool certified) : certified_(certified) {
+  TableHead(std::mt19937& random, const Form& form)
+      : certified_(form.certified), best_(form.best) {
     std::normal_distribution<float> normal(0.0f, 3.0f);
-    std::uniform_real_distribution<float> wrong(-kRounding, kRounding);
+    std::uniform_real_distribution<float> wrong(-form.rounding, form.rounding);
     for (std::size_t n = 0; n < kRows * kWidth; ++n) {
       exact_.push_back(n % kWidth < kSize ? normal(random) : 50.0f);
       quantised_.push_back(exact_.back() + wrong(random));
-      upper_.push_back(quantised_.back() + kRounding);
+      upper_.push_back(quantised_.back() + form.rounding);
     }
     order_.resize(kWidth);
     for (auto* each : {&logits_, &keys_}) each->resize(kRows * kWidth);
-    columns_.resize(kRows * kBest);
-    values_.resize(kRows * kBest);
+    columns_.resize(kRows * best_);
+    values_.resize(kRows * best_);
     proved_.resize(kRows);
     for (auto* each : {&cut_, &error_}) each->resize(kRows);
   }
@@ -58,7 +69,7 @@ class TableHead final : public CandidateHead {
         keys_[v] = upper[v] + (noise != nullptr ? noise[n * kWidth + v] : 0.0f);
       }
       std::iota(order_.begin(), order_.end(), std::size_t{0});
-      const auto best = order_.begin() + static_cast<std::ptrdiff_t>(kBest);
+      const auto best = order_.begin() + static_cast<std::ptrdiff_t>(best_);
       std::partial_sort(order_.begin(), best + 1, order_.end(),
                         [&](std::size_t a, std::size_t b) { return keys_[a] > keys_[b]; });
       cut_[n] = static_cast<double>(keys_[*best]);
@@ -67,14 +78,14 @@ class TableHead final : public CandidateHead {
       });
       error_[n] = 1e-12;
       proved_[n] = 0;
-      for (std::size_t rank = 0; rank < kBest; ++rank) {
-        columns_[n * kBest + rank] = static_cast<std::int64_t>(order_[rank]);
-        values_[n * kBest + rank] = static_cast<double>(own[order_[rank]]);
+      for (std::size_t rank = 0; rank < best_; ++rank) {
+        columns_[n * best_ + rank] = static_cast<std::int64_t>(order_[rank]);
+        values_[n * best_ + rank] = static_cast<double>(own[order_[rank]]);
         const bool above = static_cast<double>(own[order_[rank]]) > cut_[n];
         if (noise == nullptr && above && proved_[n] == static_cast<std::int64_t>(rank)) ++proved_[n];
       }
     }
-    return {kBest, columns_.data(), values_.data(), proved_.data(), cut_.data(), error_.data()};
+    return {best_, columns_.data(), values_.data(), proved_.data(), cut_.data(), error_.data()};
   }
 
  private:
@@ -87,6 +98,7 @@ class TableHead final : public CandidateHead {
   }
 
   bool certified_;
+  std::size_t best_;
   std::vector<float> exact_, quantised_, upper_, logits_, keys_;
   std::vector<std::size_t> order_;
   std::vector<std::int64_t> columns_, proved_;
@@ -139,7 +151,8 @@ Sums sums_of(const Stats& stats) {
   return found;
 }
 
-void check_tokens(bool certified, bool exact) {
+void check_tokens(const Form& form, bool exact) {
+  const bool certified = form.certified;
   std::mt19937 random(4);
   const std::vector<std::int64_t> ids = kept_ids();
   const Columns columns(ids);
@@ -148,7 +161,7 @@ void check_tokens(bool certified, bool exact) {
   const Ids prompt = {4, 6, 8}, tokens = {6, 21, 4};
   std::int64_t asked = 0;
   for (std::uint64_t round = 0; round < 40; ++round) {
-    TableHead head(random, certified);
+    TableHead head(random, form);
     CandidateChooser chooser(head, columns, sampler, stats, exact);
     for (const Sampling& sampling : samplings()) {
       std::vector<Draw> draws(kRows);
@@ -172,7 +185,8 @@ void check_tokens(bool certified, bool exact) {
   }
   const Sums found = sums_of(stats);
   CHECK(found.certified + found.fallbacks + found.unproved == asked);
-  CHECK(certified ? found.certified > asked / 2 : found.certified == 0);
+  const std::int64_t least = form.best == kGood.best ? asked / 2 : asked / 20;
+  CHECK(certified ? found.certified > least : found.certified == 0);
   CHECK(exact ? found.fallbacks > 0 && found.unproved == 0 : found.fallbacks == 0);
 }
 
@@ -182,7 +196,7 @@ void check_no_allocation() {
   const Columns columns(ids);
   Sampler sampler(columns);
   Stats stats;
-  TableHead head(random, true);
+  TableHead head(random, kGood);
   CandidateChooser chooser(head, columns, sampler, stats, true);
   const Ids prompt = {4, 6, 8};
   for (const Sampling& sampling : samplings()) {
@@ -227,10 +241,11 @@ void check_broken() {
 
 int main() {
   using namespace headport::internal;
-  check_tokens(true, true);
-  check_tokens(true, false);
-  check_tokens(false, true);
-  check_tokens(false, false);
+  check_tokens(kGood, true);
+  check_tokens(kPoor, true);
+  check_tokens(kGood, false);
+  check_tokens(kUnproved, true);
+  check_tokens(kUnproved, false);
   check_no_allocation();
   check_broken();
   return headport::test::result();
