@@ -61,6 +61,7 @@ from headport.export.streamed import Road, load_streamed
 from headport.export.subject import Subject, find_subject
 from headport.export.summary import summary
 from headport.export.trace import cache_shapes, trace_backbone
+from headport.export.tuning.applied import Tuning, check_adaptable, merge_adapter
 from headport.export.written import check_written
 from headport.manifest import SCHEMA_VERSION, Manifest
 
@@ -89,6 +90,9 @@ class Options(OptionRecord, frozen=True):
         bool, option("accept pytorch_model.bin, read by torch's weights-only unpickler")
     ] = False
     head: Annotated[tuple[str, ...], option(HEAD_HELP, metavar="NAME=FILE|auto")] = ()
+    adapter: Annotated[
+        Path | None, option("merge this LoRA adapter, a folder that PEFT wrote", metavar="FOLDER")
+    ] = None
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -114,6 +118,8 @@ def export(options: Options) -> Bundle:
     if Path(options.model).is_dir():
         refuse_overlap(options.model, options.output)
     kind, requests = checkpoint_kind(checkpoint), parse_heads(options.head)
+    if options.adapter is not None:
+        check_adaptable(checkpoint, kind)
     if kind == "masked":
         return export_masked(
             *(checkpoint, requests, options.dtype, _chosen(options), options.output),
@@ -140,7 +146,7 @@ def _export_decoder(
         tokenizer = load_tokenizer(checkpoint)
         # One load serves the reference and the trace: everything the reference has to say is
         # taken down before anything of the model is replaced.
-        model, road = load_streamed(checkpoint, kind=kind)
+        model, road, tuning = _loaded(checkpoint, kind, options.adapter)
         vocabulary = vocabulary_entry(_vocabulary_rows(model), tokenizer)
         dtype = _DTYPES[options.dtype]
         phase("asking the reference")
@@ -152,7 +158,8 @@ def _export_decoder(
         max_context = context_length(model) or _UNSTATED_CONTEXT
         crossed = (*_window_hint(model), *chunk_lengths(shapes))
         plan = plan_parity(_vocabulary_rows(model), max_context, crossed)
-        reference, others = subject.reference(model, plan)
+        with tuning.apart():
+            reference, others = subject.reference(model, plan)
         write_companions(checkpoint, tokenizer, model, draft.path)
         phase("tracing")
         try:
@@ -170,10 +177,11 @@ def _export_decoder(
             heads = {"lm": head_entry(head, "head.lm"), **heads}
             graphs["head.lm"] = build_head(head, "head.lm")
         graphs |= {name: graph for each in subject.heads for name, graph in each.graphs.items()}
+        own = find_provenance(checkpoint)
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             license=write_licence(checkpoint, draft.path),
-            provenance=find_provenance(checkpoint),
+            provenance=tuning.origin(own),
             model=model_entry(model, backbone, head, options.dtype),
             graphs={},
             heads=heads,
@@ -194,9 +202,10 @@ def _export_decoder(
             "attention_windows": list(windows),
             "parameter_bytes": parameter_bytes(model, head),
             "tensor_bytes": sum(tensor.length for tensor in manifest.tensors),
+            **tuning.report(own),
         }
         # The model's memory is given back before ONNX Runtime takes its own.
-        del model, head, backbone, graphs, subject
+        del model, tuning, head, backbone, graphs, subject
         gc.collect()
         phase("comparing with PyTorch")
         preview = draft.preview(manifest)
@@ -205,6 +214,15 @@ def _export_decoder(
         report["parity"] = asdict(proof.report)
         report["tokenizer_texts"] = check_tokenizer(preview.path, tokenizer)
         return draft.commit(with_export_stage(proof.manifest, _chosen(options), report))
+
+
+def _loaded(
+    checkpoint: Checkpoint, kind: ModelKind, adapter: Path | None
+) -> tuple[Any, Road, Tuning]:
+    if adapter is None:
+        return *load_streamed(checkpoint, kind=kind), Tuning()
+    model = load_model(checkpoint, kind=kind)
+    return model, Road("loaded", "an adapter is merged into it"), merge_adapter(model, adapter)
 
 
 def _traced(
@@ -238,7 +256,8 @@ def _chosen(options: Options) -> dict[str, Any]:
     chosen |= {name: True for name in switches if getattr(options, name)}
     # Names only: a bundle holds no path of the machine that made it.
     heads = [f"{name}={Path(source).name}" for name, _, source in map(_parts, options.head)]
-    return chosen | ({"head": heads} if heads else {})
+    chosen |= {"head": heads} if heads else {}
+    return chosen | ({"adapter": options.adapter.resolve().name} if options.adapter else {})
 
 
 def _parts(head: str) -> tuple[str, str, str]:

@@ -21,6 +21,7 @@ def summary(bundle: Bundle) -> str:
         f"tensors {report['tensor_bytes'] / 1e6:.1f} MB for "
         f"{report['parameter_bytes'] / 1e6:.1f} MB of parameters, {_road(report['weights'])}",
         *_leftovers(report),
+        *_adapter(report),
         *(
             f"head {name}: {line}"
             for name, head in bundle.manifest.task_heads.items()
@@ -60,6 +61,17 @@ def _leftovers(report: dict[str, Any]) -> Iterator[str]:
     idle = report["parameters_in_no_graph"]
     if idle:
         yield f"parameters that no logit depends on, left out: {', '.join(idle)}"
+
+
+def _adapter(report: dict[str, Any]) -> Iterator[str]:
+    found = report.get("adapter")
+    if found is not None:
+        ranks = ", ".join(map(str, found["ranks"]))
+        whole = f", {len(found['whole'])} weights taken whole" if found["whole"] else ""
+        yield (
+            f"adapter {found['name']} (sha256 {found['sha256'][:16]}…) merged into "
+            f"{found['layers']} layers, rank {ranks}{whole}"
+        )
 
 
 def _pieces(count: int) -> str:

@@ -21,12 +21,18 @@ from headport.validate.bisection import MAX_WINDOWS, bisect, find_stages
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import Material, check_ids, compare, jobs_of, prepare
 from headport.validate.documents import Text, read_texts
-from headport.validate.fitness import check_known, check_model, knows_top_only, midpoint_of
+from headport.validate.fitness import (
+    check_adapter,
+    check_known,
+    check_model,
+    knows_top_only,
+    midpoint_of,
+)
 from headport.validate.gates import GateRule, check_slices, read_gates
 from headport.validate.greedy import run_greedy
 from headport.validate.markdown import render_markdown
 from headport.validate.reading import read_report
-from headport.validate.reference_process import ReferenceProcess
+from headport.validate.reference_process import ADAPTER_FLAG, ReferenceProcess
 from headport.validate.report import ReferenceFacts, Report
 from headport.validate.sampler_parity import sampler_parity
 from headport.validate.sides import ReferenceSide
@@ -73,6 +79,10 @@ class Options(OptionRecord, frozen=True):
         Path | None, option("also write the gates as JUnit XML, a test case each", metavar="FILE")
     ] = None
     force: Annotated[bool, option("replace existing --markdown, --html and --junit files")] = False
+    adapter: Annotated[
+        Path | None,
+        option("the LoRA adapter that the bundle was exported with", metavar="FOLDER"),
+    ] = None
     max_tokens: Annotated[
         int, option("tokens to score in all, an equal share of each text (default: 0, all)")
     ] = 0
@@ -128,6 +138,7 @@ def validate(options: Options) -> Report:
     task = _read_task(options)
     cpus = usable_cpus()
     flags = [f"--{n.replace('_', '-')}" for n in _TRUST if getattr(options, n)]
+    flags += [] if options.adapter is None else [f"{ADAPTER_FLAG}{options.adapter}"]
     threads = cpus - _candidate_threads(cpus)
     with ReferenceProcess(options.reference, threads, *flags) as reference:
         return _validate(task, reference)
@@ -209,6 +220,8 @@ _NEEDS_THE_MODEL = {
 
 def _as_stored(options: Options, stored: StoredReference) -> Options:
     """The options with those of the store, which nobody may contradict."""
+    if options.adapter is not None:
+        raise UsageError(f"--adapter: {stored.path} was written with or without; leave it out")
     if options.text:
         raise UsageError(f"--text: {stored.path} brings its own texts; leave the option out")
     for name, reason in _NEEDS_THE_MODEL.items():
@@ -248,6 +261,7 @@ def _validate(task: _Task, reference: ReferenceSide) -> Report:
     materials = prepare(task.texts, candidate, options.max_tokens, options.ignore_ids)
     ready = reference.ready()
     _check_vocabulary(ready.facts, candidate)
+    check_adapter(task.bundle, ready.facts, options.adapter, "pass --adapter FOLDER")
     check_ids(materials, candidate, reference)
     window = min(options.window, candidate.context)
     if options.overlap >= window:

@@ -8,11 +8,23 @@ from pathlib import Path
 from headport.bundle import Bundle
 from headport.errors import CheckpointError, UsageError
 from headport.validate.gates import GateRule
+from headport.validate.report import ReferenceFacts
 from headport.validate.sides import ReferenceSide
 from headport.validate.store import StoredReference
 from headport.validate.top_rows import BOUNDED_METRICS
 
-__all__ = ["check_known", "check_model", "knows_top_only", "midpoint_of"]
+__all__ = [
+    "MERGED_FIRST",
+    "check_adapter",
+    "check_known",
+    "check_model",
+    "knows_top_only",
+    "midpoint_of",
+]
+
+MERGED_FIRST = (  # for verbs that take no --adapter
+    "merge it with PEFT's merge_and_unload, save the model and pass that as the reference"
+)
 
 
 def check_model(reference: str) -> None:
@@ -25,6 +37,37 @@ def check_model(reference: str) -> None:
         raise CheckpointError(
             f"{reference}: a Hugging Face folder, a .gguf file or module:function was expected, "
             "nothing is there"
+        )
+
+
+def check_adapter(
+    bundle: Bundle, reference: ReferenceFacts, given: Path | None, remedy: str
+) -> None:
+    """Refuse to compare a bundle that holds an adapter with a reference that lacks it.
+
+    Args:
+        bundle: The candidate.
+        reference: Facts of what it is compared with.
+        given: The adapter that the reference was given.
+        remedy: What to do where it was given none.
+
+    Raises:
+        UsageError: If the reference is the model without the bundle's adapter, or was given
+            another one. A reference of other weights is not judged: it may be the merged model.
+    """
+    provenance = bundle.manifest.provenance
+    merged = provenance.stages[0].report.get("adapter") if provenance.stages else None
+    if given is not None and reference.sha256 != provenance.sha256:
+        which = "without an adapter" if merged is None else f"with the adapter {merged['name']}"
+        raise UsageError(
+            f"--adapter: {bundle.path} was exported {which} from {provenance.checkpoint}, the "
+            f"reference is {reference.checkpoint} with other weights; pass the model and the "
+            "adapter that the bundle was exported from"
+        )
+    if merged is not None and reference.sha256 == merged["checkpoint_sha256"]:
+        raise UsageError(
+            f"{bundle.path} was exported with the adapter {merged['name']}, the reference "
+            f"{reference.checkpoint} is the model without it; {remedy}"
         )
 
 

@@ -21,6 +21,7 @@ from headport.validate.greedy import grouped_prompts
 from headport.validate.local_reference import LocalReference
 from headport.validate.records import Messages
 from headport.validate.reference import Reference
+from headport.validate.reference_process import ADAPTER_FLAG
 from headport.validate.store import (
     HEAD_FILE,
     HIDDEN_FILE,
@@ -80,6 +81,7 @@ class Options(OptionRecord, frozen=True):
             metavar="K",
         ),
     ] = 0
+    adapter: Annotated[Path | None, option("as for export", metavar="FOLDER")] = None
     trust_remote_code: Annotated[bool, option("as for export")] = False
     allow_pickle: Annotated[bool, option("as for export")] = False
     force: Annotated[bool, option("replace an existing store")] = False
@@ -132,6 +134,7 @@ def record(options: Options) -> Stored:
     texts = read_texts(options.text)
     flags = [f"--{n.replace('_', '-')}" for n in ("trust_remote_code", "allow_pickle")]
     given = [f for f in flags if getattr(options, f[2:].replace("-", "_"))]
+    given += [] if options.adapter is None else [f"{ADAPTER_FLAG}{options.adapter}"]
     reference = Reference(options.model, *given)
     writer = _TopWriter(reference, options.top) if options.top else _StateWriter(reference)
     materials = prepare(texts, _Tokenizer(reference), options.max_tokens, options.ignore_ids)

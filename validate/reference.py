@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -21,11 +22,13 @@ import torch
 
 from headport.errors import CheckpointError, HeadportError
 from headport.export.checkpoint import (
+    checkpoint_kind,
     checkpoint_sha256,
     find_checkpoint,
     load_model,
     load_tokenizer,
 )
+from headport.export.tuning.applied import check_adaptable, put_beside
 from headport.validate.layers import LayerWatch
 from headport.validate.lens import read_layers
 from headport.validate.other_path import OtherPath
@@ -60,6 +63,7 @@ Float64 = npt.NDArray[np.float64]
 
 _UNIT_ROUNDOFF = 2.0**-24  # float32, round to nearest
 _PROBE_TOKENS = 8
+_ADAPTER = "--adapter="  # as reference_process.py writes it
 
 
 class _HeadWatch:
@@ -125,6 +129,12 @@ class Reference:
         )
         self.tokenizer = load_tokenizer(checkpoint)
         self.model = load_model(checkpoint, dtype=torch.float32)
+        folders = [f.removeprefix(_ADAPTER) for f in flags if f.startswith(_ADAPTER)]
+        self._tuned = None
+        if folders:
+            check_adaptable(checkpoint, checkpoint_kind(checkpoint))
+            # Beside the weights, as it was trained: the bundle holds it merged.
+            self._tuned = put_beside(self.model, Path(folders[0]))
         self._watch = _HeadWatch(self.model)
         self._slope: float | None = None
         vocab_size = self._probe()
@@ -150,11 +160,13 @@ class Reference:
         import tokenizers
         import transformers
 
-        model = self.model
+        model, name, sha256 = self.model, checkpoint.name, checkpoint_sha256(checkpoint)
+        if self._tuned is not None:
+            name, sha256 = self._tuned.origin(name, sha256)
         return ReferenceFacts(
-            checkpoint=checkpoint.name,
+            checkpoint=name,
             format=checkpoint.format,
-            sha256=checkpoint_sha256(checkpoint),
+            sha256=sha256,
             model=type(model).__name__,
             dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
             parameters=sum(p.numel() for p in model.parameters()),

@@ -43,7 +43,9 @@ from headport.validate.wire import (
     write_message,
 )
 
-__all__ = ["ReferenceProcess", "ScoredBlock"]
+__all__ = ["ADAPTER_FLAG", "ReferenceProcess", "ScoredBlock"]
+
+ADAPTER_FLAG = "--adapter="  # read by reference.py
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -76,7 +78,8 @@ class ReferenceProcess:
     def __init__(self, model: str, threads: int = 1, *flags: str) -> None:
         """Start loading `model` at once; `threads` < 1 counts as 1.
 
-        `flags` are --trust-remote-code and --allow-pickle, as `headport export` takes them.
+        `flags` are --trust-remote-code, --allow-pickle and --adapter=FOLDER, as `headport export`
+        takes them.
         """
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         environment = (

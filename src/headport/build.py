@@ -27,6 +27,7 @@ class Options(OptionRecord, frozen=True):
     output: Annotated[Path, option("bundle to write", flag="-o", metavar="BUNDLE")]
     trust_remote_code: Annotated[bool, option("as for export")] = False
     allow_pickle: Annotated[bool, option("as for export")] = False
+    adapter: Annotated[Path | None, option("as for export", metavar="FOLDER")] = None
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -54,6 +55,7 @@ def build(options: Options) -> Bundle:
                     chosen,
                     trust_remote_code=options.trust_remote_code,
                     allow_pickle=options.allow_pickle,
+                    adapter=options.adapter,
                 )
             bundle = stage.run(chosen)
             source = bundle.path

@@ -46,7 +46,7 @@ class StageSpec:
         Raises:
             UsageError: If a key is unknown, reserved for the command line, or ill-typed.
         """
-        reserved = sorted({self.source, "output", "force", *_TRUST} & keys.keys())
+        reserved = sorted({self.source, "adapter", "output", "force", *_TRUST} & keys.keys())
         if reserved:
             raise UsageError(
                 f"{where}, [{self.name}]: {', '.join(reserved)} belongs on the command line"

@@ -21,7 +21,7 @@ from headport.validate.candidate import Candidate
 from headport.validate.comparison import Job, check_ids, jobs_of, prepare
 from headport.validate.documents import read_texts
 from headport.validate.facts import candidate_facts
-from headport.validate.fitness import check_model
+from headport.validate.fitness import MERGED_FIRST, check_adapter, check_model
 from headport.validate.reference_process import ReferenceProcess
 from headport.validate.sides import ReferenceSide
 from headport.validate.store import is_store
@@ -93,6 +93,7 @@ def analyse_with(reference: ReferenceSide, options: Options) -> AnalysisReport:
     candidate = Candidate(bundle, max(1, usable_cpus() // 2))
     materials = prepare(texts, candidate, options.max_tokens)
     facts = reference.ready().facts
+    check_adapter(bundle, facts, None, MERGED_FIRST)
     if facts.vocab_size != candidate.vocab_size:
         raise UsageError(
             f"logits over the same vocabulary expected, the reference gives {facts.vocab_size} and "

@@ -19,7 +19,7 @@ from headport.session import usable_cpus
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import check_ids, prepare
 from headport.validate.documents import read_texts
-from headport.validate.fitness import check_model
+from headport.validate.fitness import MERGED_FIRST, check_adapter, check_model
 from headport.validate.price.curve import KeepOrder, keep_order
 from headport.validate.price.kept import KeptTokenizer, kept_tokenizer, read_kept
 from headport.validate.price.material import priced_documents
@@ -109,6 +109,7 @@ def price_with(reference: ReferenceSide, options: Options) -> PriceReport:
     after = Candidate(pruned, _own_threads())
     materials = prepare(texts, before, options.max_tokens)
     facts = reference.ready().facts
+    check_adapter(bundle, facts, None, MERGED_FIRST)
     if facts.vocab_size != before.vocab_size:
         raise UsageError(
             f"logits over the same vocabulary expected, the reference gives {facts.vocab_size} and "
