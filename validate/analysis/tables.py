@@ -142,7 +142,7 @@ def _lens(report: AnalysisReport) -> Section:
     if found is None:
         return Section("What the reference would say after each layer", (), ())
     columns = (
-        *("after", "agrees", "p of its last word"),
+        *("after", "agrees", "p of the final choice"),
         *(f"{n}: “{visible(token)}”" for n, token in enumerate(found.tokens, 1)),
     )
     rows = [
