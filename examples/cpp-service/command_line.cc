@@ -26,6 +26,7 @@ std::vector<Option> options_of(CommandLine& line) {
       {"--port", &line.port, 0, "0 = any free one"},
       {"--name", &line.name, 0, "what clients call the model; else the folder's name"},
       {"--onnxruntime", &line.onnxruntime, 0, "ONNX Runtime's shared library; else $HEADPORT_ORT"},
+      {"--tokenizer", &line.tokenizer, 0, "GenAI's, for texts in; else $HEADPORT_TOKENIZER"},
       {"--workers", &line.workers, 1, "requests worked on at once; each worker loads the bundle"},
       {"--threads", &line.threads, 0, "of ONNX Runtime for each worker; 0 = its share of the CPUs"},
       {"--max-context", &line.max_context, 0, "tokens of a prompt and its reply; 0 = the model's"},
@@ -108,7 +109,9 @@ CommandLine read_command_line(const std::vector<std::string>& words) {
     if (n + 1 == words.size()) throw std::invalid_argument(word + ": a value was expected");
     take(*found, words[++n]);
   }
-  if (line.bundle.empty()) throw std::invalid_argument("a bundle's folder was expected, none given");
+  if (line.bundle.empty()) {
+    throw std::invalid_argument("a bundle's folder was expected, none was given");
+  }
   if (line.port > std::numeric_limits<std::uint16_t>::max()) {
     throw std::invalid_argument("--port: a number up to 65535 was expected, " +
                                 std::to_string(line.port) + " was given");

@@ -22,6 +22,7 @@ struct CommandLine {
   std::int64_t port = 8000;  // 0 = any free one
   std::string name;          // what clients call the model
   std::string onnxruntime;   // its shared library; empty: as headport_settings says
+  std::string tokenizer;     // the library that encodes texts; empty: likewise
   std::int64_t workers = 1;  // generators, each with weights and caches of its own
   std::int64_t threads = 0;  // of ONNX Runtime, for each worker
   std::int64_t max_context = 0;

@@ -20,6 +20,7 @@ Fault about_to_end() {
 headport_settings settings_of(const CommandLine& line, std::vector<const char*>& ignore) {
   headport_settings settings = headport::default_settings();
   if (!line.onnxruntime.empty()) settings.onnxruntime = line.onnxruntime.c_str();
+  if (!line.tokenizer.empty()) settings.tokenizer = line.tokenizer.c_str();
   settings.max_context = line.max_context;
   settings.reply_limit = line.limits.new_tokens;
   const auto cpus = static_cast<std::int64_t>(std::thread::hardware_concurrency());
@@ -81,7 +82,8 @@ bool Job::on_token(const headport_token& token) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!streamed_) return !reason_.has_value();
   Piece piece{token.prompt * static_cast<std::size_t>(options_.n) + token.sample, token.token_id,
-              token.finish, {}};
+              token.finish, {}, {}};
+  if (token.text != nullptr) piece.text.assign(token.text, token.text_size);
   if (token.likelihood != nullptr) piece.likelihoods = {likelihood_of(*token.likelihood)};
   pieces_.push_back(std::move(piece));
   begun_ = true;

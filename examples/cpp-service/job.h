@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct Piece {
   std::size_t index;  // of the reply: prompt · n + sample
   std::int64_t token_id;
   headport_finish finish;
+  std::string text;  // what became definite with it
   std::vector<headport::Likelihood> likelihoods;  // of it alone, where they were asked for
 };
 
@@ -90,6 +92,8 @@ class Pool {
   headport_info info() const { return generators_.front()->info(); }
   // The bundle's own defaults.
   headport::Options options() const { return generators_.front()->options(); }
+  // For what may be asked of it at any time, beside calls that run.
+  const headport::Generator& generator() const { return *generators_.front(); }
 
   // Errors: Fault where too many wait, or the service is about to end.
   void submit(const std::shared_ptr<Job>& job);

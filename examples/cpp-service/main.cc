@@ -79,6 +79,9 @@ int serve(const service::CommandLine& line) {
                "%s at http://%s:%d/v1, %lld workers, contexts of %lld tokens; end it with Ctrl-C\n",
                line.name.c_str(), host.c_str(), port, static_cast<long long>(line.workers),
                static_cast<long long>(pool.info().max_context));
+  if (!answers.texts().known()) {
+    std::fprintf(stderr, "no texts, ids only: %s\n", answers.texts().reason().c_str());
+  }
   const bool served = server.listen_after_bind();
   if (!served && !pool.closing()) kill(getpid(), SIGTERM);  // the server failed; nobody else tells
   stopper.join();

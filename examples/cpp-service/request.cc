@@ -72,6 +72,16 @@ void take_words(headport::Options& options, const json& value) {
   options.set_bad_words(std::move(words));
 }
 
+void take_stop(headport::Options& options, const json& value) {
+  std::vector<std::string> texts;
+  for (const json& each : value.is_array() ? value : json::array({value})) {
+    if (!each.is_string()) refuse("stop", "a text, or a list of texts,", value);
+    texts.push_back(each.get<std::string>());
+    if (texts.back().find('\0') != std::string::npos) refuse("stop", "no null character", value);
+  }
+  options.set_stop(std::move(texts));
+}
+
 void take_seeds(headport::Options& options, const json& value) {
   std::vector<std::uint64_t> seeds;
   if (value.is_array()) {
@@ -134,6 +144,7 @@ struct Other {
 constexpr Other kOthers[] = {
     {"max_tokens", take_most},
     {"seed", take_seeds},
+    {"stop", take_stop},
     {"logprobs", take_logprobs},
     {"logit_bias", take_bias},
     {"bad_words", take_words},
@@ -155,7 +166,7 @@ constexpr const char* kMetadata[] = {"user", "metadata", "safety_identifier", "p
 const std::vector<std::pair<std::string, std::vector<json>>>& neutral() {
   static const std::vector<std::pair<std::string, std::vector<json>>> found = {
       {"best_of", {1}},  {"echo", {false}},  {"suffix", {""}},
-      {"store", {false}}, {"service_tier", {"auto", "default"}}, {"stop", {json::array()}}};
+      {"store", {false}}, {"service_tier", {"auto", "default"}}};
   return found;
 }
 
@@ -210,16 +221,27 @@ bool are_ids(const json& value) {
                                          [](const json& each) { return each.is_number(); });
 }
 
-std::vector<headport::TokenIds> prompts_of(const json& value) {
-  constexpr const char* kWanted = "a list of token ids, or a list of those,";
+headport::TokenIds prompt_of(const json& value, const Texts& texts) {
+  if (value.is_string()) return texts.encode(value.get<std::string>());
+  if (!are_ids(value)) refuse("prompt", "a text, a list of token ids, or a list of those", value);
+  return ids("prompt", value);
+}
+
+std::vector<headport::TokenIds> prompts_of(const json& value, const Texts& texts) {
+  const bool several = value.is_array() && (value.empty() || !are_ids(value));
+  if (!several) return {prompt_of(value, texts)};
   std::vector<headport::TokenIds> found;
-  if (value.is_array() && !value.empty() && are_ids(value)) return {ids("prompt", value)};
-  if (!value.is_array()) refuse("prompt", kWanted, value);
-  for (const json& each : value) {
-    if (!are_ids(each)) refuse("prompt", kWanted, each);
-    found.push_back(ids("prompt", each));
-  }
+  for (const json& each : value) found.push_back(prompt_of(each, texts));
   return found;
+}
+
+// Without a tokenizer ids go in and out, and nothing else.
+void check_texts(const Asked& asked, const Texts& texts) {
+  if (texts.known()) return;
+  const bool wanted = asked.options.stop_count > 0 || asked.options.logprobs >= 0;
+  if (!wanted && asked.token_ids) return;
+  throw wrong_request("this service has no texts (" + texts.reason() +
+                      "); give return_token_ids: true, and no stop or logprobs");
 }
 
 void check_limits(std::size_t prompts, const headport::Options& options, const Limits& limits) {
@@ -248,7 +270,8 @@ bool usage_part(const json& value) {
 
 }  // namespace
 
-Asked read_completion(const std::string& body, headport::Options options, const Limits& limits) {
+Asked read_completion(const std::string& body, headport::Options options, const Texts& texts,
+                      const Limits& limits) {
   const json fields = parse(body);
   check_fields(fields);
   const auto given = [&](const char* name) -> const json* {
@@ -277,7 +300,9 @@ Asked read_completion(const std::string& body, headport::Options options, const 
     if (const json* value = given(each.name)) each.take(asked.options, *value);
   }
   const json* prompt = given("prompt");
-  asked.prompts = prompts_of(prompt != nullptr ? *prompt : json());
+  asked.prompts = prompts_of(prompt != nullptr ? *prompt : json(), texts);
+  asked.options.texts = texts.known() ? 1 : 0;
+  check_texts(asked, texts);
   check_limits(asked.prompts.size(), asked.options, limits);
   return asked;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "command_line.h"
+#include "texts.h"
 
 namespace service {
 
@@ -20,6 +21,7 @@ struct Asked {
 
 // `options`: the bundle's own. Errors: Fault 400, if the body is no JSON object, a field is not
 // supported or has a value of another type, or a limit is exceeded. Ranges are the generator's.
-Asked read_completion(const std::string& body, headport::Options options, const Limits& limits);
+Asked read_completion(const std::string& body, headport::Options options, const Texts& texts,
+                      const Limits& limits);
 
 }  // namespace service

@@ -77,7 +77,7 @@ class Service::Exchange {
   Exchange(Service& service, const httplib::Request& request, Asked asked)
       : service_(service),
         connection_(request),
-        answer_(service.line_.name, asked.token_ids),
+        answer_(service.line_.name, asked, service.texts_),
         usage_part_(asked.usage_part),
         job_(std::make_shared<Job>(std::move(asked.prompts), std::move(asked.options),
                                    asked.stream)),
@@ -112,7 +112,8 @@ class Service::Exchange {
       look();
       const bool done = job_->done();  // before the last tokens are taken: none follows
       while (const std::optional<Piece> piece = job_->take()) {
-        if (!write(sink, event(answer_.part(*piece)))) return false;
+        const std::string part = answer_.part(*piece);
+        if (!part.empty() && !write(sink, event(part))) return false;
       }
       if (!done) return true;
       const auto& replies = job_->replies();
@@ -242,7 +243,7 @@ void Service::completions(const httplib::Request& request, httplib::Response& re
   if (request.is_multipart_form_data()) {
     throw wrong_request("the body must be a JSON object: a form came");
   }
-  Asked asked = read_completion(body_of(reader), pool_.options(), line_.limits);
+  Asked asked = read_completion(body_of(reader), pool_.options(), texts_, line_.limits);
   check_model(asked.model);
   const bool stream = asked.stream;
   const auto exchange = std::make_shared<Exchange>(*this, request, std::move(asked));

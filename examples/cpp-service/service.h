@@ -11,19 +11,22 @@
 #include "command_line.h"
 #include "job.h"
 #include "request.h"
+#include "texts.h"
 
 namespace service {
 
 class Service {
  public:
   // `pool` must outlive the server's last answer.
-  Service(Pool& pool, const CommandLine& line) : pool_(pool), line_(line) {}
+  Service(Pool& pool, const CommandLine& line)
+      : pool_(pool), line_(line), texts_(pool.generator(), line.bundle) {}
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
   // Sets the server's addresses and limits; the service must outlive it.
   void attach(httplib::Server& server);
 
+  const Texts& texts() const { return texts_; }
   // Requests that a generator works for, and streams that are still being sent.
   std::size_t open() const { return open_.load(); }
 
@@ -40,6 +43,7 @@ class Service {
 
   Pool& pool_;
   const CommandLine& line_;
+  const Texts texts_;
   std::atomic<std::size_t> open_{0};
 };
 

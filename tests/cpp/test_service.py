@@ -21,11 +21,12 @@ import pytest
 
 from headport.runtime import Generation, Generator
 from tests.cpp.conftest import FLAGS, ROOT, SANITIZER_OPTIONS, locked, run
+from tests.cpp.test_texts import tokenizer_library
 
 SOURCE = ROOT / "examples" / "cpp-service"
 MODEL = "tiny"
 EXTRA = {"return_token_ids": True}
-FINISH = {"eos": "stop", "length": "length"}
+FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 # Replies enough that nobody waits for the end, also on a fast machine.
 ENDLESS = {
     "n": 4000,
@@ -91,9 +92,9 @@ def start(program: Path, onnxruntime: Path, tiny_lowered: Path) -> Callable[...,
     """`with start("--option", …) as service` → a service on a free port."""
 
     @contextmanager
-    def started(*words: str) -> Iterator[Served]:
+    def started(*words: str, bundle: Path = tiny_lowered) -> Iterator[Served]:
         pytest.importorskip("openai")
-        command = [program, tiny_lowered, "--port", "0", "--name", MODEL, "--threads", "1", *words]
+        command = [program, bundle, "--port", "0", "--name", MODEL, "--threads", "1", *words]
         environment = SANITIZER_OPTIONS | {"HEADPORT_ORT": str(onnxruntime)}
         with subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env=environment
@@ -142,9 +143,10 @@ def asked(n: int) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
         {"temperature": 1.0, "n": 3, "seed": 2**64 - 1, "min_p": 0.02},
         {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "eos_token_id": 7},
         {"bad_words": [[3], [9, 4]], "suppress_tokens": [11], "min_new_tokens": 3},
-    )[n % 7]
+        {"temperature": 1.0, "seed": n, "stop": ["e", "t", "ab"]},
+    )[n % 8]
     fields = options | {"max_tokens": tokens}
-    if n % 7 == 6:
+    if n % 8 == 6:
         options = options | {"logit_bias": {7: 3.5, 9: -100.0}}
         fields["logit_bias"] = {"7": 3.5, "9": -100.0}
     own = (
@@ -156,6 +158,7 @@ def asked(n: int) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
         "presence_penalty",
         "logit_bias",
         "max_tokens",
+        "stop",
     )
     extra = {name: fields.pop(name) for name in list(fields) if name not in own}
     return fields | {"extra_body": extra | EXTRA}, options | {"max_new_tokens": tokens}, prompt
@@ -165,6 +168,7 @@ def same(choices: Any, replies: list[Generation]) -> None:
     assert [choice.token_ids for choice in choices] == [reply.token_ids for reply in replies]
     for n, (choice, reply) in enumerate(zip(choices, replies, strict=True)):
         assert choice.index == n
+        assert choice.text == reply.text
         assert choice.finish_reason == FINISH[reply.finish_reason]
 
 
@@ -175,8 +179,8 @@ def test_requests_at_once_get_what_the_generator_gives(
         fields, _, prompt = asked(n)
         return service.ask(prompt, **fields)
 
-    with ThreadPoolExecutor(14) as pool:
-        answers = list(pool.map(ask, range(28)))
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(32)))
     for n, answer in enumerate(answers):
         _, options, prompt = asked(n)
         replies = generator.generate([prompt], **options)
@@ -199,8 +203,8 @@ def test_a_streamed_answer_is_the_whole_one_in_parts(service: Served, generator:
         usage = {"include_usage": True}
         return list(service.ask(prompt, stream=True, stream_options=usage, **fields))
 
-    with ThreadPoolExecutor(7) as pool:
-        streams = list(pool.map(ask, range(7)))
+    with ThreadPoolExecutor(8) as pool:
+        streams = list(pool.map(ask, range(8)))
     for n, (*parts, last) in enumerate(streams):
         _, options, prompt = asked(n)
         replies = generator.generate([prompt], **options)
@@ -208,8 +212,64 @@ def test_a_streamed_answer_is_the_whole_one_in_parts(service: Served, generator:
         for index, reply in enumerate(replies):
             own = [c.choices[0] for c in parts if c.choices[0].index == index]
             assert [i for choice in own for i in choice.token_ids] == reply.token_ids
+            assert "".join(choice.text for choice in own) == reply.text
             assert [c.finish_reason for c in own[:-1]] == [None] * (len(own) - 1)
             assert own[-1].finish_reason == FINISH[reply.finish_reason]
+
+
+def test_likelihoods(service: Served, generator: Generator) -> None:
+    common = {"temperature": 1.0, "seed": 2}
+    [reply] = generator.generate([[5, 9]], max_new_tokens=6, logprobs=2, **common)
+    answer = service.ask([5, 9], max_tokens=6, logprobs=2, **common)
+    found = answer.choices[0].logprobs
+    assert found.token_logprobs == pytest.approx([c.logprob for c in reply.logprobs], abs=1e-4)
+    assert found.tokens == [generator.spell(i) for i in reply.token_ids]
+    lengths = [len(token) for token in found.tokens]
+    assert found.text_offset == [sum(lengths[:n]) for n in range(6)]
+    for top, choice in zip(found.top_logprobs, reply.logprobs, strict=True):
+        expected = {generator.spell(t.token_id): t.logprob for t in choice.top_logprobs}
+        assert top == pytest.approx(expected, abs=1e-4)
+    stream = service.ask([5, 9], max_tokens=6, logprobs=2, stream=True, **common)
+    parts = [token for chunk in stream for token in chunk.choices[0].logprobs.tokens]
+    assert parts == found.tokens
+
+
+def test_texts_go_in_with_a_tokenizer_and_are_refused_without(
+    start: Any, service: Served, generator: Generator
+) -> None:
+    import openai
+
+    with pytest.raises(openai.BadRequestError, match="this text cannot become token ids here"):
+        service.ask("The head")
+    with start("--tokenizer", str(tokenizer_library())) as other:
+        prompts = ["The head", "def add(a", "naïve"]
+        answer = other.ask(prompts, max_tokens=5, temperature=1.0, seed=4, extra_body=EXTRA)
+        same(
+            answer.choices,
+            generator.generate(prompts, max_new_tokens=5, temperature=1.0, seed=4),
+        )
+        mixed = other.ask([[5, 9, 2], "The head"], max_tokens=3, extra_body=EXTRA)
+        same(mixed.choices, generator.generate([[5, 9, 2], "The head"], max_new_tokens=3))
+
+
+def test_a_bundle_without_a_tokenizer_takes_ids_and_gives_ids(
+    start: Any, generator: Generator, tiny_lowered: Path, tmp_path: Path
+) -> None:
+    import openai
+
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_lowered, bare)
+    manifest = json.loads((bare / "manifest.json").read_text())
+    del manifest["files"]["tokenizer.json"]
+    (bare / "manifest.json").write_text(json.dumps(manifest))
+    (bare / "tokenizer.json").unlink()
+    [reply] = generator.generate([[5, 9]], max_new_tokens=4)
+    with start(bundle=bare) as service:
+        answer = service.ask([5, 9], max_tokens=4, extra_body=EXTRA)
+        assert answer.choices[0].token_ids == reply.token_ids and answer.choices[0].text == ""
+        for fields in ({}, {"extra_body": EXTRA, "logprobs": 1}):
+            with pytest.raises(openai.BadRequestError, match="this service has no texts"):
+                service.ask([5, 9], **fields)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -217,7 +277,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "several at once": ({"best_of": 4, "echo": True}, "best_of=4 is not supported; echo=true"),
     "unknown id": ({"prompt": [3, 257]}, "prompt 0 holds 257, ids from 0 to 256 were expected"),
     "no prompt": ({"prompt": []}, "at least one prompt was expected"),
-    "odd prompt": ({"prompt": [1, "b"]}, "prompt: a list of token ids"),
+    "odd prompt": ({"prompt": [[1], {}]}, "prompt: a text, a list of token ids"),
+    "stop": ({"stop": [3]}, "stop: a text, or a list of texts, was expected"),
+    "logprobs": ({"logprobs": -1}, "logprobs: a whole number from 0 up"),
     "huge id": ({"prompt": [2**63]}, "a whole number was expected, 9223372036854775808"),
     "context": ({"max_tokens": 64}, "1 tokens and 64 more are to follow, but the context holds 64"),
     "long prompt": ({"prompt": [3] * 80}, "prompt 0 has 80 tokens and at least 1 more"),
@@ -340,8 +402,8 @@ def test_a_full_or_slow_service_says_so(start: Any) -> None:
 def test_stopping_lets_what_runs_end(start: Any, generator: Generator) -> None:
     import openai
 
-    with start("--max-replies", "300") as service:
-        fields = {"n": 300, "temperature": 1.0, "seed": 3, "max_tokens": 40}
+    with start("--max-replies", "100") as service:
+        fields = {"n": 100, "temperature": 1.0, "seed": 3, "max_tokens": 40}
         stream = service.ask([5], stream=True, extra_body=EXTRA, **fields)
         first = next(iter(stream))
         service.process.send_signal(signal.SIGTERM)
@@ -355,7 +417,7 @@ def test_stopping_lets_what_runs_end(start: Any, generator: Generator) -> None:
         assert service.process.wait(60) == 0
         assert service.process.stderr is not None
         assert re.fullmatch(r"\[1 requests, \d+ tokens\]\n", service.process.stderr.read())
-    assert sorted(found_ids) == list(range(300))
+    assert sorted(found_ids) == list(range(100))
     expected = generator.generate([[5]], n=20, temperature=1.0, seed=3, max_new_tokens=40)
     assert [found_ids[n] for n in range(20)] == [reply.token_ids for reply in expected]
 

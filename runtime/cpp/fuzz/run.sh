@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the libFuzzer targets and runs each: `sh runtime/cpp/fuzz/run.sh [RUNS] [TARGET …]`.
 #
-# Needs clang with its libFuzzer. A target stops at the first input that crashes it, which it leaves in
-# the folder of the build; inputs that reach new code are kept there as well, beside the seeds.
+# Needs clang with its libFuzzer. A target stops at the first input that crashes it, which it leaves
+# in the folder of the build; inputs that reach new code are kept there as well, beside the seeds.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,6 +29,6 @@ for target in $targets; do
   # What has no seeds is made of bytes alone, of which a first check wants some.
   [ -d "$here/seeds/$target" ] || head -c 1024 /dev/zero > "$corpus/zeros"
   echo "$target: $runs runs"
-  (cd "$build" && "fuzz/fuzz_$target" -runs="$runs" -max_len=4096 -print_final_stats=1 -print_funcs=0 -verbosity=0 \
-    "$corpus" $([ -d "$here/seeds/$target" ] && echo "$here/seeds/$target"))
+  (cd "$build" && "fuzz/fuzz_$target" -runs="$runs" -max_len=4096 -print_final_stats=1 \
+    -print_funcs=0 -verbosity=0 "$corpus" $([ -d "$here/seeds/$target" ] && echo "$here/seeds/$target"))
 done
