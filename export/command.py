@@ -50,6 +50,7 @@ from headport.export.encoder_decoder.command import export_encoder_decoder
 from headport.export.head import HeadTransform
 from headport.export.head_graph import build_head
 from headport.export.heads.exported import entries
+from headport.export.heads.found import value_head_in
 from headport.export.heads.request import HEAD_HELP, HeadRequest, parse_heads
 from headport.export.masked import export_masked
 from headport.export.onnx_weights import unused_parameters
@@ -126,10 +127,10 @@ def export(options: Options) -> Bundle:
             force=options.force,
         )
     if kind in SOURCED:
-        if requests:
+        if requests or value_head_in(checkpoint) is not None:
             raise ExportError(
-                "--head: heads besides the LM head are for decoder-only models and encoders, this "
-                "is an encoder-decoder model; leave the option out"
+                "--head, or v_head.* in the checkpoint: heads besides the LM head are for "
+                "decoder-only models and encoders, this is an encoder-decoder model; leave them out"
             )
         return export_encoder_decoder(
             *(checkpoint, kind, options.dtype, _chosen(options), options.output),

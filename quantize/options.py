@@ -22,8 +22,8 @@ class Options(OptionRecord, frozen=True):
     name: Annotated[
         tuple[str, ...],
         option(
-            "heads to quantise, or parts of them, as inspect names them (default: all heads over "
-            "the vocabulary)",
+            "heads to quantise, or parts of them, as inspect names them (default: all that are "
+            "over the vocabulary)",
             metavar="HEAD",
         ),
     ] = ()

@@ -341,3 +341,15 @@ def test_a_multi_task_head_takes_a_task_per_row():
     module = MultiTaskHead(8, {"a": 2, "b": ["x", "y", "z"]}, inner_size=4)
     found = module(torch.randn(3, 8), ["b", "a", "b"])
     assert [len(scores) for scores in found] == [3, 2, 3]
+
+
+def test_an_encoder_decoder_with_a_value_head_is_refused(tmp_path):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=VOCAB, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    folder = trl_checkpoint(
+        tmp_path / "trl", tmp_path / "t5", **{"v_head.summary.weight": torch.ones(1, 16)}
+    )
+    message = str(_refused(folder, tmp_path).value)
+    assert "v_head.* in the checkpoint" in message and "an encoder-decoder model" in message
