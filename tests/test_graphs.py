@@ -137,3 +137,11 @@ def test_a_stage_is_appended(tmp_path: Path) -> None:
     first, second = made.provenance.stages
     assert (first.stage, first.options, second.report) == ("one", {"a": 1}, {"b": 2})
     assert {"headport", "onnx-ir", "onnxruntime"} <= first.versions.keys()
+
+
+def test_tensors_with_a_second_name_are_refused(tmp_path: Path) -> None:
+    bundle = write_toy(tmp_path / "toy", np.eye(40, 24, dtype=np.float32))
+    name = min(tensor.file for tensor in bundle.manifest.tensors)
+    (tmp_path / "second").hardlink_to(bundle.path / name)
+    with pytest.raises(BundleError, match=r"this one has 2 names \(hard links\); copy the bundle"):
+        load_graphs(bundle)

@@ -67,7 +67,18 @@ class BlockTensor(ir.LazyTensor):
 
 
 def load_graphs(bundle: Bundle) -> dict[str, ir.Model]:
-    """All graphs of a bundle by name; tensors stay on disk until they are read."""
+    """All graphs of a bundle by name; tensors stay on disk until they are read.
+
+    Raises:
+        BundleError: If a file of tensors has another name besides: what is written through that one
+            would change the bundle, and onnx_ir reads no such file.
+    """
+    for name in sorted({tensor.file for tensor in bundle.manifest.tensors}):
+        if (names := bundle.file(name).stat().st_nlink) > 1:
+            raise BundleError(
+                f"{bundle.path / name}: a file of its own was expected, this one has {names} names "
+                "(hard links); copy the bundle and work on the copy"
+            )
     return {
         name: ir.load(bundle.file(graph.file)) for name, graph in bundle.manifest.graphs.items()
     }
