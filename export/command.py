@@ -49,6 +49,7 @@ from headport.export.description import (
 from headport.export.encoder_decoder.command import export_encoder_decoder
 from headport.export.head import HeadTransform
 from headport.export.head_graph import build_head
+from headport.export.heads.condition import write_condition
 from headport.export.heads.exported import entries
 from headport.export.heads.found import value_head_in
 from headport.export.heads.request import HEAD_HELP, HeadRequest, parse_heads
@@ -94,6 +95,9 @@ class Options(OptionRecord, frozen=True):
     adapter: Annotated[
         Path | None, option("merge this LoRA adapter, a folder that PEFT wrote", metavar="FOLDER")
     ] = None
+    condition: Annotated[
+        Path | None, option("projection of conditions that save_condition wrote", metavar="FILE")
+    ] = None
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -121,6 +125,11 @@ def export(options: Options) -> Bundle:
     kind, requests = checkpoint_kind(checkpoint), parse_heads(options.head)
     if options.adapter is not None:
         check_adaptable(checkpoint, kind)
+    if options.condition is not None and kind != "causal":
+        raise ExportError(
+            "--condition: conditions are added to hidden states of causal language models alone, "
+            f"this is a {kind} model; leave the option out"
+        )
     if kind == "masked":
         return export_masked(
             *(checkpoint, requests, options.dtype, _chosen(options), options.output),
@@ -162,6 +171,7 @@ def _export_decoder(
         with tuning.apart():
             reference, others = subject.reference(model, plan)
         write_companions(checkpoint, tokenizer, model, draft.path)
+        write_condition(options.condition, draft.path, subject.transform.weight.shape[1])
         phase("tracing")
         try:
             head, backbone = _traced(model, shapes, subject, dtype)
@@ -258,7 +268,8 @@ def _chosen(options: Options) -> dict[str, Any]:
     # Names only: a bundle holds no path of the machine that made it.
     heads = [f"{name}={Path(source).name}" for name, _, source in map(_parts, options.head)]
     chosen |= {"head": heads} if heads else {}
-    return chosen | ({"adapter": options.adapter.resolve().name} if options.adapter else {})
+    files = {"adapter": options.adapter, "condition": options.condition}
+    return chosen | {n: file.resolve().name for n, file in files.items() if file is not None}
 
 
 def _parts(head: str) -> tuple[str, str, str]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from headport.errors import RequestError
 from headport.runner import Cache, Runner
+from headport.runtime.conditions import conditioned
 from headport.runtime.row import Row
 from headport.runtime.sampling.allowed import ask_allowed
 from headport.runtime.sampling.beam_state import BeamState, Hypothesis
@@ -93,7 +94,7 @@ class BeamSearch:
         hidden = self._prefill() if self._fed < self._length else self._decode()
         if self._fed < self._length:
             return
-        logits = self._chooser.logits(hidden)
+        logits = self._chooser.logits(conditioned(hidden, [self._prompt] * len(hidden)))
         contexts = [self._context(rank, beam) for rank, beam in enumerate(self._state.open)]
         broken = faults(logits, [(c.index, len(c.token_ids)) for c in contexts])
         for error in broken.values():

@@ -39,6 +39,9 @@ class Options(OptionRecord, frozen=True):
         Path | None,
         option("the same of one that reads features: float [F, frames] in a .npy file"),
     ] = None
+    condition: Annotated[
+        str | None, option("of a bundle with conditions: name of a stored one", metavar="NAME")
+    ] = None
     chat: Annotated[bool, option("the prompt is a user's message; use the chat template")] = False
     max_new_tokens: Annotated[int | None, option("most new tokens")] = None
     temperature: Annotated[float | None, option("0 is greedy")] = None
@@ -117,6 +120,7 @@ def generate(options: Options) -> tuple[list[Generation], dict[str, Any]]:
     prompt, prefix = read_input(options, generator)
     names = Request.__annotations__.keys() & set(options.__struct_fields__)
     given: dict[str, Any] = {name: getattr(options, name) for name in names}
+    given["condition"] = options.condition
     given["early_stopping"] = _EARLY[options.early_stopping]
     defaults = generator.defaults
     single = max(options.n or defaults.n, options.num_beams or defaults.beams.num_beams) == 1

@@ -11,9 +11,11 @@ from typing import Unpack
 
 from headport.bundle import Bundle
 from headport.certificate_check import require_certificate
+from headport.condition import open_conditions
 from headport.errors import BundleError, RequestError
 from headport.providers import AUTO, find_provider
 from headport.runner import Runner, open_runner
+from headport.runtime.conditions import Condition, ConditionedChooser, read_vectors
 from headport.runtime.decoder_start import START_FIELDS
 from headport.runtime.generation_config import Defaults, read_defaults
 from headport.runtime.given import GivenTokens
@@ -146,9 +148,11 @@ class Generator(GivenTokens):
             require_certificate(opened, self._runner, head, given=runner is not None)
         self._stats = Stats(slots=count, context=self.max_context, prefill_chunk=prefill_chunk)
         self._inputs = open_inputs(opened, self._runner, self._tokens, self._stats, ignore)
-        self._chooser = make_chooser(
+        self._conditions = open_conditions(opened)
+        chooser = make_chooser(
             self._runner, head, manifest.heads[head], self._ids, self._stats, exact=self.exact
         )
+        self._chooser = chooser if self._conditions is None else ConditionedChooser(chooser)
         self._scorer = Scorer(self._runner, self._ids, prefill_chunk)
         worker = Worker(
             partial(open_slots, self._runner, count, self.max_context),
@@ -198,6 +202,7 @@ class Generator(GivenTokens):
         prompts: Input | Sequence[Input],
         *,
         prefix: Prompt | None = None,
+        condition: Condition | Sequence[Condition | None] | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> list[Generation]:
@@ -212,6 +217,8 @@ class Generator(GivenTokens):
                 which are float arrays [F, frames] where the model reads features.
             prefix: Of an encoder-decoder bundle: what every reply begins with, as text or ids.
                 It counts to the prompt, not to the new tokens; None = as the bundle says.
+            condition: Of a bundle with conditions: a stored name or values [C] for all prompts, or
+                a list of one or None for each; None = nothing is added to hidden states.
             timeout: Seconds from now, waiting for a slot included; None = no limit.
             **options: See `Options`.
 
@@ -226,13 +233,15 @@ class Generator(GivenTokens):
             OverloadedError: If too many rows wait already.
             ClosedError: If the generator is closed.
         """
-        return self.submit(prompts, prefix=prefix, timeout=timeout, **options).result()
+        make = partial(self.submit, prompts, prefix=prefix, condition=condition, timeout=timeout)
+        return make(**options).result()
 
     def stream(
         self,
         prompt: Input,
         *,
         prefix: Prompt | None = None,
+        condition: Condition | Sequence[Condition | None] | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> TokenStream:
@@ -243,20 +252,22 @@ class Generator(GivenTokens):
         Args:
             prompt: A text or an id list, or as `generate` takes it.
             prefix: As `generate`.
+            condition: As `generate`.
             timeout: As `generate`.
             **options: See `Options`; one reply, no beams.
 
         Raises:
             HeadportError: As `generate`; what comes up while it runs is raised by the stream.
         """
-        make = partial(self.submit, [prompt], prefix=prefix, timeout=timeout, single=True)
-        return TokenStream(partial(make, **options))
+        make = partial(self.submit, [prompt], prefix=prefix, condition=condition, timeout=timeout)
+        return TokenStream(partial(make, single=True, **options))
 
     def submit(
         self,
         prompts: Input | Sequence[Input],
         *,
         prefix: Prompt | None = None,
+        condition: Condition | Sequence[Condition | None] | None = None,
         listener: Listener | None = None,
         timeout: float | None = None,
         single: bool = False,
@@ -267,6 +278,7 @@ class Generator(GivenTokens):
         Args:
             prompts: As `generate`.
             prefix: As `generate`.
+            condition: As `generate`.
             listener: Called with every token, and the place of its reply among all of the request,
                 in the thread that does the work: it must be quick, and wait for nothing.
             timeout: As `generate`.
@@ -291,6 +303,7 @@ class Generator(GivenTokens):
             self._tokens,
             watched=listener is not None,
             sources=[each.source for each in given],
+            conditions=read_vectors(condition, self._conditions, len(ids), self._stats),
         )
         if request.beams.num_beams > 1:
             if listener is not None:

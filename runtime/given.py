@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
+from headport.condition import Conditions
 from headport.errors import PromptError, RequestError
 from headport.runtime.chat import chat_ids
+from headport.runtime.conditions import Condition, read_vector
 from headport.runtime.inputs import Input, Inputs
 from headport.runtime.prompts import Prompt, read_masks, read_prompts, read_starts, unknown_ids
-from headport.runtime.results import Score
+from headport.runtime.results import Score, Stats
 from headport.runtime.scheduling.scheduler import Scheduler
 from headport.runtime.scoring import Scorer, target_mask
 from headport.runtime.text import Tokens
@@ -28,11 +30,13 @@ class GivenTokens:
     bundle: Bundle
     head: str
     max_context: int
+    _conditions: Conditions | None
     _ids: IdMap
     _inputs: Inputs
     _tokens: Tokens
     _scheduler: Scheduler
     _scorer: Scorer
+    _stats: Stats
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation by the bundle's chat template: a prompt for `generate`.
@@ -66,23 +70,30 @@ class GivenTokens:
         return self._tokens.decode(token_ids)
 
     def logits(
-        self, token_ids: Sequence[int], *, source: Input | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        source: Input | None = None,
+        condition: Condition | None = None,
     ) -> npt.NDArray[np.float32]:
         """Raw logits after each token: no temperature, no filter.
 
         Args:
             token_ids: Original ids, [T].
             source: Of an encoder-decoder bundle: what they answer to.
+            condition: Of a bundle with conditions: a stored name or values [C].
 
         Returns:
             float32 [T, V]; -inf where an id was pruned.
 
         Raises:
             PromptError: If there are none, or unknown ones, or more than the context holds.
+            RequestError: If the condition is unknown or of another size.
         """
         ids, read = self._checked(token_ids), self._inputs.source(source)
+        vector = read_vector(condition, self._conditions, self._stats)
         found: npt.NDArray[np.float32] = self._scheduler.run(
-            self._scorer.logits(ids, self.head, read)
+            self._scorer.logits(ids, self.head, read, vector)
         )
         return found
 
@@ -134,6 +145,7 @@ class GivenTokens:
         ignore_ids: Collection[int] = (),
         attention_masks: Sequence[Sequence[int]] | None = None,
         sources: Sequence[Input] | None = None,
+        condition: Condition | None = None,
     ) -> list[Score]:
         """Negative log-likelihood of each token of each text, one text at a time.
 
@@ -149,6 +161,7 @@ class GivenTokens:
                 for each padding, as a tokenizer gives them.
             sources: Of an encoder-decoder bundle: what each text answers to. Its start token is
                 part of the text.
+            condition: As `logits`, for all texts.
 
         Raises:
             PromptError: As `logits`; if a mask does not fit its text.
@@ -163,11 +176,12 @@ class GivenTokens:
                 f"one source per text was expected: {len(found)}, {len(given)} given"
             )
         read = [self._inputs.source(each) for each in given]
+        vector = read_vector(condition, self._conditions, self._stats)
         scores = []
         for ids, valid, start, source in zip(found, masks, starts, read, strict=True):
             self._checked(np.asarray(ids)[valid].tolist())
             mask = target_mask(ids, valid, start, ignore_ids)
-            steps = self._scorer.score(ids, mask, valid, self.head, source)
+            steps = self._scorer.score(ids, mask, valid, self.head, source, condition=vector)
             scores.append(self._scheduler.run(steps))
         return scores
 

@@ -24,6 +24,7 @@ from headport.runtime.text import TextStream, Tokens
 
 __all__ = ["RowMaker", "beam_steps", "check_streamed", "replies_of"]
 
+Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 _SEED_BITS = 53  # drawn seeds survive JSON readers that know only float64
@@ -39,6 +40,7 @@ class RowMaker:
     tokens: Tokens
     watched: bool  # text is wanted with every token
     sources: Sequence[ReadSource | None]  # of each
+    conditions: Sequence[Float32 | None]  # vectors [H] of each
 
     def rows(self) -> list[Row]:
         """The samples of the first prompt, then those of the second, and so on."""
@@ -68,6 +70,7 @@ class RowMaker:
             text=TextStream(self.tokens, stop),
             watched=self.watched or bool(stop),
             source=self.sources[n],
+            condition=self.conditions[n],
             sample=sample,
         )
 

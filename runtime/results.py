@@ -80,6 +80,7 @@ class Stats:
     prompt_tokens: int = 0  # that were run
     encoder_runs: int = 0  # of an encoder-decoder bundle: one per source of a request
     source_tokens: int = 0  # places of those sources
+    condition_runs: int = 0  # conditions projected; named ones once each
     reused_tokens: int = 0  # prompt tokens taken over from an earlier prompt's cache
     new_tokens: int = 0
     moved_rows: int = 0  # caches copied so that running rows stay side by side

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from headport.runtime.parameters import Parameters
 from headport.runtime.results import FinishReason, Token
 from headport.runtime.sampling.choice import Choice
@@ -13,6 +16,8 @@ from headport.runtime.sources import ReadSource
 from headport.runtime.text import TextStream
 
 __all__ = ["Row"]
+
+Float32 = npt.NDArray[np.float32]
 
 
 @dataclass
@@ -28,6 +33,7 @@ class Row:
         watched: Text is needed with every token, not only at the end.
         source: What it reads beside its tokens, of an encoder-decoder bundle.
         sample: Index among the samples of one prompt; a part of the noise's key.
+        condition: What its hidden states get added before the head, [H].
     """
 
     index: int
@@ -42,6 +48,7 @@ class Row:
     logprobs: list[Choice] = field(default_factory=list)  # one per token, where asked for
     finish_reason: FinishReason | None = None
     score: float | None = None  # of a beam
+    condition: Float32 | None = field(default=None, compare=False)
 
     @property
     def step(self) -> int:

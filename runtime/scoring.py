@@ -85,13 +85,18 @@ class Scorer:
         return np.concatenate(parts)
 
     def logits(
-        self, token_ids: Sequence[int], head: str, source: ReadSource | None = None
+        self,
+        token_ids: Sequence[int],
+        head: str,
+        source: ReadSource | None = None,
+        condition: Float32 | None = None,
     ) -> Steps:
         """Raw logits after each token, by original id, -inf where an id was pruned.
 
-        [T] → float32 [T, V].
+        [T] → float32 [T, V]; `condition` [H] is added to the hidden states.
         """
         hidden = yield from self.hidden_states(token_ids, source)
+        hidden = hidden if condition is None else hidden + condition
         found = np.empty((len(token_ids), self.ids.size), np.float32)
         for start in range(0, len(hidden), _ROWS):
             rows = self._rows(hidden[start : start + _ROWS], head)
@@ -106,6 +111,8 @@ class Scorer:
         valid: Bools,
         head: str,
         source: ReadSource | None = None,
+        *,
+        condition: Float32 | None = None,
     ) -> Generator[None, None, Score]:
         """Negative log-likelihood of each token given those before it, in float64.
 
@@ -118,12 +125,14 @@ class Scorer:
                 are not run.
             head: The head.
             source: What the tokens answer to, of an encoder-decoder bundle.
+            condition: What is added to the hidden states, [H].
         """
         given = np.asarray(token_ids, np.int64)[valid]
         nll = np.zeros(len(given), np.float64)
         wanted = mask[valid]
         if wanted.any():
             hidden = (yield from self.hidden_states(given.tolist(), source))[:-1]
+            hidden = hidden if condition is None else hidden + condition
             for start in range(0, len(hidden), _ROWS):
                 rows = self._rows(hidden[start : start + _ROWS], head)
                 targets = given[start + 1 : start + 1 + len(rows)]

@@ -28,6 +28,8 @@ _READ = {
 }
 # Ways to begin training that leave the model's own weights as they were.
 _PLAIN_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
+# Put something before the prompt instead of changing weights, so nothing can be merged.
+_PROMPTS = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")
 _MERGE_FIRST = "merge it with PEFT's merge_and_unload, save the model and export that"
 
 
@@ -70,10 +72,10 @@ def lora_config(files: AdapterFiles) -> LoraConfig:
         ExportError: If the adapter is of another kind, or uses what is not understood here.
     """
     config = files.config
-    if config.get("peft_type") != "LORA":
+    if (kind := config.get("peft_type")) != "LORA":
+        remedy = "a learnt prompt is not exported" if kind in _PROMPTS else _MERGE_FIRST
         raise ExportError(
-            f"{files.name}: a LoRA adapter was expected, this one is {config.get('peft_type')}; "
-            f"{_MERGE_FIRST}"
+            f"{files.name}: a LoRA adapter was expected, this one is {kind}; {remedy}"
         )
     if unknown := sorted(_in_effect(config)):
         raise ExportError(

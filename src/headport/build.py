@@ -28,6 +28,7 @@ class Options(OptionRecord, frozen=True):
     trust_remote_code: Annotated[bool, option("as for export")] = False
     allow_pickle: Annotated[bool, option("as for export")] = False
     adapter: Annotated[Path | None, option("as for export", metavar="FOLDER")] = None
+    condition: Annotated[Path | None, option("as for export", metavar="FILE")] = None
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -56,6 +57,7 @@ def build(options: Options) -> Bundle:
                     trust_remote_code=options.trust_remote_code,
                     allow_pickle=options.allow_pickle,
                     adapter=options.adapter,
+                    condition=options.condition,
                 )
             bundle = stage.run(chosen)
             source = bundle.path

@@ -12,6 +12,7 @@ import msgspec
 
 from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
+from headport.condition import open_conditions
 from headport.engines import (
     EngineRecord,
     installed_backend,
@@ -58,6 +59,13 @@ class Options(OptionRecord, frozen=True):
     cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
 
 
+class ConditionFacts(msgspec.Struct, frozen=True):
+    """What a bundle's conditions are."""
+
+    size: int  # values of one
+    names: tuple[str, ...]  # of those that are stored
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """What `inspect` reports."""
 
@@ -79,6 +87,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryUse | None = None
     backbone_quantization: BackboneQuantization | None = None
     source: Source | None = None  # of an encoder-decoder model
+    conditions: ConditionFacts | None = None  # that hidden states may be told
     engines: tuple[EngineRecord, ...] = ()
     engine_faults: dict[str, tuple[str, ...]] = {}  # plan → why it is not this bundle's
     engine_notes: dict[str, tuple[str, ...]] = {}  # plan → why it cannot be run on this machine
@@ -103,6 +112,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
                 for name, head in self.task_heads.items()
                 for line in task_head_lines(name, head)
             ),
+            *(("condition", line) for line in _condition(self.conditions)),
             *(("backbone", line) for line in _backbone(self.backbone_quantization)),
             *((f"graph {name}", _size(size)) for name, size in self.graph_bytes.items()),
             ("licence", f"{self.license.id or 'not stated'} ({self.license.source})"),
@@ -209,6 +219,19 @@ def _source(source: Source | None) -> list[str]:
     return [f"reads {most} tokens; its cross keys and values are read by the backbone, a decoder"]
 
 
+def _condition(found: ConditionFacts | None) -> list[str]:
+    """What may be added to hidden states before the head, as one line."""
+    if found is None:
+        return []
+    stored = f"stored: {', '.join(found.names)}" if found.names else "none stored"
+    return [f"{found.size} values, projected and added to hidden states before the head; {stored}"]
+
+
+def _conditions(bundle: Bundle) -> ConditionFacts | None:
+    found = open_conditions(bundle)
+    return None if found is None else ConditionFacts(found.size, found.names)
+
+
 def _stage(stage: Any) -> str:
     given = ", ".join(f"{key}={value}" for key, value in stage.options.items())
     return f"{stage.stage} ({given})"
@@ -244,6 +267,7 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
         selftest=None if selftest is None else _selftest(selftest),
         backbone_quantization=manifest.backbone_quantization,
         source=manifest.source,
+        conditions=_conditions(bundle),
         engines=engines,
         engine_faults={e.plan: tuple(f) for e in engines if (f := strangers(bundle, e))},
         engine_notes={

@@ -29,6 +29,7 @@ __all__ = ["STAGES", "Recipe", "StageSpec", "read_recipe"]
 
 # What lets foreign code run is the user's decision, never that of a file he was given.
 _TRUST = ("trust_remote_code", "allow_pickle")
+_FILES = ("adapter", "condition")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class StageSpec:
         Raises:
             UsageError: If a key is unknown, reserved for the command line, or ill-typed.
         """
-        reserved = sorted({self.source, "adapter", "output", "force", *_TRUST} & keys.keys())
+        reserved = sorted({self.source, *_FILES, *_TRUST, "output", "force"} & keys.keys())
         if reserved:
             raise UsageError(
                 f"{where}, [{self.name}]: {', '.join(reserved)} belongs on the command line"
