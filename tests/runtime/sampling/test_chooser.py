@@ -49,7 +49,7 @@ def rows_of(bundle: Bundle, requests: Any = REQUESTS) -> list[Row]:
                     seed,
                     TextStream(tokens),
                     False,
-                    sample,
+                    sample=sample,
                 )
             )
     return found
