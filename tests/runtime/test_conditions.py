@@ -147,9 +147,11 @@ def test_a_named_condition_is_projected_once(generator):
     second = generator.generate(PROMPTS, **options)
     assert generator.stats.condition_runs == 1
     assert [r.token_ids for r in first] == [r.token_ids for r in second]
+    before = generator.stats.reused_tokens
     generator.generate(PROMPTS, condition="casual", max_new_tokens=1)
     generator.generate(PROMPTS, condition=DYNAMIC, max_new_tokens=1)
     assert generator.stats.condition_runs == 3
+    assert generator.stats.reused_tokens > before  # caches know nothing of conditions
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,8 @@ def changed(adapter: Path, folder: Path, config: dict[str, Any], tensors: Any = 
         ({"bias": "all"}, "bias='all'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"some_new_field": 3}, "some_new_field=3"),
-        ({"peft_type": "IA3"}, "a LoRA adapter was expected, this one is IA3"),
+        ({"peft_type": "IA3"}, "a LoRA adapter was expected, this one is IA3; merge it"),
+        ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING; a learnt prompt is not exported"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(config, message, tied, adapters, tmp_path):
