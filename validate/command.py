@@ -221,7 +221,10 @@ _NEEDS_THE_MODEL = {
 def _as_stored(options: Options, stored: StoredReference) -> Options:
     """The options with those of the store, which nobody may contradict."""
     if options.adapter is not None:
-        raise UsageError(f"--adapter: {stored.path} was written with or without; leave it out")
+        raise UsageError(
+            f"--adapter: {stored.path} holds what the model said; give the adapter to "
+            "`headport reference`, which wrote it, and leave it out here"
+        )
     if options.text:
         raise UsageError(f"--text: {stored.path} brings its own texts; leave the option out")
     for name, reason in _NEEDS_THE_MODEL.items():
@@ -261,7 +264,9 @@ def _validate(task: _Task, reference: ReferenceSide) -> Report:
     materials = prepare(task.texts, candidate, options.max_tokens, options.ignore_ids)
     ready = reference.ready()
     _check_vocabulary(ready.facts, candidate)
-    check_adapter(task.bundle, ready.facts, options.adapter, "pass --adapter FOLDER")
+    stored = isinstance(reference, StoredReference)
+    remedy = "write the store again, with --adapter" if stored else "pass --adapter FOLDER"
+    check_adapter(task.bundle, ready.facts, options.adapter, remedy)
     check_ids(materials, candidate, reference)
     window = min(options.window, candidate.context)
     if options.overlap >= window:

@@ -58,11 +58,10 @@ def check_adapter(
     provenance = bundle.manifest.provenance
     merged = provenance.stages[0].report.get("adapter") if provenance.stages else None
     if given is not None and reference.sha256 != provenance.sha256:
-        which = "without an adapter" if merged is None else f"with the adapter {merged['name']}"
         raise UsageError(
-            f"--adapter: {bundle.path} was exported {which} from {provenance.checkpoint}, the "
-            f"reference is {reference.checkpoint} with other weights; pass the model and the "
-            "adapter that the bundle was exported from"
+            f"--adapter: {bundle.path} was exported from {provenance.checkpoint}, the reference is "
+            f"{reference.checkpoint} with other weights; pass the model and the adapter that the "
+            "bundle was exported from"
         )
     if merged is not None and reference.sha256 == merged["checkpoint_sha256"]:
         raise UsageError(

@@ -83,6 +83,7 @@ def lora_config(files: AdapterFiles) -> LoraConfig:
             f"{', '.join(unknown)}; {_MERGE_FIRST}"
         )
     patterns = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
+    _check_patterns(files, patterns)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not (_all_of(int, [rank, *patterns[0].values()]) and _all_of(float, [alpha])):
         raise CheckpointError(
@@ -92,6 +93,24 @@ def lora_config(files: AdapterFiles) -> LoraConfig:
         raise CheckpointError(f"{files.name}: alpha_pattern must hold numbers, and above 0")
     assert isinstance(rank, int) and isinstance(alpha, int | float)
     return LoraConfig(rank, alpha, bool(config.get("use_rslora")), *patterns)
+
+
+def _check_patterns(files: AdapterFiles, patterns: Iterable[Any]) -> None:
+    texts: list[str] = []
+    for each in patterns:
+        if not isinstance(each, dict):
+            raise CheckpointError(
+                f"{files.name}: rank_pattern and alpha_pattern must be objects, found {each!r}"
+            )
+        texts += each
+    targets = files.config.get("target_modules")
+    for text in [*texts, *([targets] if isinstance(targets, str) else [])]:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise CheckpointError(
+                f"{files.name}: {text!r} is no regular expression ({error})"
+            ) from error
 
 
 def _in_effect(config: dict[str, Any]) -> Iterable[str]:

@@ -197,7 +197,7 @@ def test_validation_needs_the_same_adapter(tuned_bundle, tied, adapters, tmp_pat
     with pytest.raises(UsageError, match=r"the adapter whole, the reference tied.*do this"):
         check_adapter(tuned_bundle, alone, None, "do this")
     check_adapter(tuned_bundle, msgspec.structs.replace(facts, sha256="merged"), None, "")
-    with pytest.raises(UsageError, match="exported with the adapter whole from tied"):
+    with pytest.raises(UsageError, match=r"exported from tied \+ whole, the reference is .* other"):
         check_adapter(
             tuned_bundle, msgspec.structs.replace(facts, sha256="other"), adapters["all"], ""
         )
@@ -254,6 +254,9 @@ def _poisoned(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         ({}, _without("lora"), "are missing"),
         ({}, _poisoned, "hold NaN or infinity: .*q_proj.lora_A.weight"),
         ({"r": 5}, None, r"another model.*needs A \[5, 64\].*has \[4, 64\]"),
+        ({"rank_pattern": ["q"]}, None, "rank_pattern and alpha_pattern must be objects"),
+        ({"alpha_pattern": {"(": 2}}, None, "'\\(' is no regular expression"),
+        ({"target_modules": "*"}, None, r"'\*' is no regular expression"),
         ({"r": 0}, None, "r and lora_alpha must be numbers above 0, found 0"),
     ],
 )
