@@ -59,6 +59,7 @@ class StagedRunner(PortableRunner):
         self._results = None if results is None else deque(results)
         self._hidden_size = manifest.model.hidden_size
         self._past = [p for p in backbone.inputs if is_past(p.name)]
+        self._cross = ()  # models that answer to a source are not written in pieces
         self._backbone = _Declared(backbone.inputs)  # type: ignore[assignment]
         if results is not None:
             options = {**manifest.session_options, **_NO_COPIES}

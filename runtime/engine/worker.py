@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.1
 _ANSWER = "answer.json"  # in the working directory
 _COMMAND = (sys.executable, "-P", "-m", "headport.runtime.engine.worker")
 _KEPT = ("HOME", "LANG", "PATH", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR")  # of the environment
-_KEPT_BEGINNINGS = ("CUDA", "DYLD_", "LD_", "NVIDIA", "PYTHON", "TENSORRT", "TRT")
+_KEPT_BEGINNINGS = ("CUDA", "DYLD_", "HEADPORT_", "LD_", "NVIDIA", "PYTHON", "TENSORRT", "TRT")
 _ASK, _NO_RANDOMISATION = 0xFFFFFFFF, 0x0040000  # of personality(2)
 
 

@@ -124,7 +124,7 @@ def test_float32_stays_portable_and_says_so(tmp_path: Path) -> None:
 
 def test_what_no_kernel_computes_is_refused(tmp_path: Path) -> None:
     source = _bundle(tmp_path / "a", Layer(), Layer(sinks=True, slopes=True))
-    with pytest.raises(LoweringError, match=r"attention layer 1: it has both sinks and slopes"):
+    with pytest.raises(LoweringError, match=r"attention layer 1: it has both sinks and a bias"):
         _lower(source, tmp_path / "b")
     model = attention_backbone([Layer()], half=True)
     model.graph.append(

@@ -29,6 +29,12 @@ def with_ports(manifest: Manifest, rename: dict[str, Port]) -> Manifest:
     return msgspec.structs.replace(manifest, graphs=manifest.graphs | {"backbone": changed})
 
 
+def with_input(manifest: Manifest, port: Port) -> Manifest:
+    backbone = manifest.graphs["backbone"]
+    changed = msgspec.structs.replace(backbone, inputs=(*backbone.inputs, port))
+    return msgspec.structs.replace(manifest, graphs=manifest.graphs | {"backbone": changed})
+
+
 def cache(name: str, heads: int = 2, size: int = 16) -> Port:
     return Port(name=name, dtype="float", shape=("batch", heads, "past_sequence", size))
 
@@ -61,6 +67,9 @@ def test_states(manifest: Manifest) -> None:
 
 def test_a_lowered_bundle_is_for_genai_only(manifest: Manifest) -> None:
     lowered = msgspec.structs.replace(manifest, target="ort-cpu")
+    [older] = faults(lowered, CONFIG, GENAI)
+    assert older.startswith("it is lowered for ONNX Runtime 1.30")
+    lowered = with_input(lowered, Port(name="query_seqlens", dtype="int32", shape=("batch",)))
     assert not faults(lowered, CONFIG, GENAI)
     [found] = faults(lowered, CONFIG, BOTH)
     assert found.startswith("Optimum") and "ort-cpu" in found

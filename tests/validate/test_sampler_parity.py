@@ -43,8 +43,10 @@ def test_all_rows_agree():
     assert differing() == []
 
 
+_ELSEWHERE = {"process_scores", "forced_bos, forced_eos"}
 TABLES = [
-    *((processors, "PROCESSORS", p.name) for p in PROCESSORS if p.name != "process_scores"),
+    # Without the caller's own, and what belongs to encoder-decoder models, which have no such check.
+    *((processors, "PROCESSORS", p.name) for p in PROCESSORS if p.name not in _ELSEWHERE),
     *((filters, "FILTERS", f.name) for f in FILTERS),
 ]
 

@@ -119,7 +119,7 @@ def test_a_lost_bias_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_best_come_with_original_ids(tmp_path: Path) -> None:
-    ids = np.arange(V)[::-1][: V // 2]
+    ids = np.arange(1, V, 2)
     source = cut_head(toy(tmp_path / "a", half=True), tmp_path / "cut", ids)
     bundle, _ = lowered(source, tmp_path / "b", top_k=5)
     assert bundle.manifest.provenance.stages[-1].options == {"target": "tensorrt", "top_k": 5}
