@@ -45,7 +45,7 @@ def test_all_rows_agree():
 
 _ELSEWHERE = {"process_scores", "forced_bos, forced_eos"}
 TABLES = [
-    # Without the caller's own, and what belongs to encoder-decoder models, which have no such check.
+    # Without the caller's own, and what encoder-decoder models alone have.
     *((processors, "PROCESSORS", p.name) for p in PROCESSORS if p.name not in _ELSEWHERE),
     *((filters, "FILTERS", f.name) for f in FILTERS),
 ]
