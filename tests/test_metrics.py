@@ -208,3 +208,9 @@ def test_order_counts_places_that_hold_the_same_token() -> None:
     np.testing.assert_allclose(found.order_tie_adjusted[0], [1, 3 / 5, 8 / 10])
     near = score(z, c, [0], bound=1.0)  # the two reference logits differ by 1
     np.testing.assert_allclose(near.order_tie_adjusted[0], [1, 1, 1])
+
+
+def test_positions_without_any_token_are_refused() -> None:
+    nothing = np.full((1, 5), -np.inf, np.float32)
+    with pytest.raises(NonFiniteError, match="both sides give −inf for every token"):
+        score(nothing, nothing, [0])

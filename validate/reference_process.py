@@ -82,16 +82,14 @@ class ReferenceProcess:
         takes them.
         """
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        environment = (
-            os.environ
-            | ENVIRONMENT
-            | {
-                "OMP_NUM_THREADS": str(max(1, threads)),
-                "MKL_NUM_THREADS": str(max(1, threads)),
-                "TOKENIZERS_PARALLELISM": "false",
-                "HF_HUB_OFFLINE": "1",
-            }
-        )
+        environment = {
+            **ENVIRONMENT,  # the user's own settings of malloc come after it
+            **os.environ,
+            "OMP_NUM_THREADS": str(max(1, threads)),
+            "MKL_NUM_THREADS": str(max(1, threads)),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headport.validate.reference", model, *flags],
             stdin=subprocess.PIPE,

@@ -232,6 +232,8 @@ def _difference(z: Float64, c: Float64) -> Float64:
     if np.isfinite(z).all() and np.isfinite(c).all():
         return c - z
     kept = ~(np.isneginf(z) & np.isneginf(c))
+    if not kept.any():
+        raise NonFiniteError("finite logits expected, both sides give −inf for every token")
     for side, logits in (("reference", z), ("candidate", c)):
         bad = np.flatnonzero(kept & ~np.isfinite(logits))
         if len(bad):
