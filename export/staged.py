@@ -52,15 +52,11 @@ class StagedRunner(PortableRunner):
 
     def __init__(self, bundle: Bundle, results: Sequence[Float32] | None = None) -> None:
         manifest = bundle.manifest
-        backbone = manifest.backbone
-        self.runs = 0
+        self._read_manifest(manifest)
         self.steps: list[_Step] = []
         self._manifest = manifest
         self._results = None if results is None else deque(results)
-        self._hidden_size = manifest.model.hidden_size
-        self._past = [p for p in backbone.inputs if is_past(p.name)]
-        self._cross = ()  # models that answer to a source are not written in pieces
-        self._backbone = _Declared(backbone.inputs)  # type: ignore[assignment]
+        self._backbone = _Declared(manifest.backbone.inputs)  # type: ignore[assignment]
         if results is not None:
             options = {**manifest.session_options, **_NO_COPIES}
             lean = replace(

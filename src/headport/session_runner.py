@@ -14,7 +14,7 @@ from headport.bundle import Bundle
 from headport.cache_ports import is_past, present_name
 from headport.errors import BundleError, PromptError
 from headport.heads import HeadMethods, HeadOutput, HeadSessions, QuantisedLogits
-from headport.manifest import Graph
+from headport.manifest import Graph, Manifest
 from headport.session import SessionSettings, open_session
 from headport.source_encoder import RowSources, SourceEncoder, cross_names
 
@@ -125,18 +125,22 @@ class SessionRunner(HeadMethods):
         manifest = bundle.manifest
         options = manifest.session_options
         backbone = manifest.backbone
-        self.runs = 0
+        self._read_manifest(manifest)
         self._backbone = open_session(bundle.path / backbone.file, options, settings)
-        self._hidden_size = manifest.model.hidden_size
-        self._past = [p for p in backbone.inputs if is_past(p.name)]
-        self._present = [present_name(p.name) for p in self._past]
-        self._cross = cross_names(manifest)
         # Only a decode step is recorded: heads are fed arrays of any number of rows, the encoder
         # sources of any length.
         unrecorded = replace(settings, capture=False)
         self.encoder = None if manifest.source is None else SourceEncoder(bundle, unrecorded)
         self._heads = HeadSessions(bundle, unrecorded, heads)
         self._check_ports(backbone)
+
+    def _read_manifest(self, manifest: Manifest) -> None:
+        """What is known without a session; also for runners that open none."""
+        self.runs = 0
+        self._hidden_size = manifest.model.hidden_size
+        self._past = [p for p in manifest.backbone.inputs if is_past(p.name)]
+        self._present = [present_name(p.name) for p in self._past]
+        self._cross = cross_names(manifest)
 
     def cpu_operators(self) -> dict[str, int]:
         found = Counter(self._backbone.cpu_operators) + Counter(self._heads.cpu_operators())
