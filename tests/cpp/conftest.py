@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +20,12 @@ from typing import Any
 
 import pytest
 
+from headport.runtime import Generator
+from tests.cpp.served import MODEL, Served
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "runtime" / "cpp"
+SERVICE = ROOT / "examples" / "cpp-service"
 SANITIZE = os.environ.get("HEADPORT_CPP_SANITIZE", "")
 # Kept, so that later runs build what has changed.
 BUILD = ROOT / "build" / "-".join(["cpp", *filter(None, SANITIZE.split(","))])
@@ -119,3 +124,55 @@ def onnxruntime() -> Path:
     spec = find_spec("onnxruntime")
     assert spec is not None and spec.origin is not None
     return next((Path(spec.origin).parent / "capi").glob("libonnxruntime.so.*"))
+
+
+@pytest.fixture(scope="session")
+def program(build: Path, installed: Path) -> Path:
+    """The built service."""
+    if shutil.which("pkg-config") is None:
+        pytest.skip("pkg-config is not installed")
+    found = subprocess.run(["pkg-config", "cpp-httplib"], check=False, capture_output=True)
+    if found.returncode != 0:
+        pytest.skip("libcpp-httplib-dev is not installed")
+    folder = build / "service"
+    with locked():
+        run("cmake", "-S", SERVICE, "-B", folder, f"-DCMAKE_PREFIX_PATH={installed}", *FLAGS[:2])
+        run("cmake", "--build", folder, "--parallel", "2")
+    return folder / "headport-service"
+
+
+@pytest.fixture(scope="session")
+def start(program: Path, onnxruntime: Path, tiny_lowered: Path) -> Callable[..., Any]:
+    """`with start("--option", …) as service` → a service on a free port."""
+
+    @contextmanager
+    def started(*words: str, bundle: Path = tiny_lowered) -> Iterator[Served]:
+        pytest.importorskip("openai")
+        command = [program, bundle, "--port", "0", "--name", MODEL, "--threads", "1", *words]
+        environment = SANITIZER_OPTIONS | {"HEADPORT_ORT": str(onnxruntime)}
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            try:
+                assert process.stderr is not None
+                line = process.stderr.readline()
+                found = re.search(r"tiny at (http://127\.0\.0\.1:\d+)/v1", line)
+                assert found, line + process.stderr.read()
+                yield Served(process, found[1])
+            finally:
+                process.kill()
+
+    return started
+
+
+@pytest.fixture(scope="module")
+def service(start: Any) -> Iterator[Served]:
+    with start("--workers", "2") as found:
+        yield found
+        status, rest = found.stopped()
+    assert status == 0, rest
+
+
+@pytest.fixture(scope="module")
+def generator(tiny_lowered: Path) -> Generator:
+    return Generator(tiny_lowered, threads=1)
