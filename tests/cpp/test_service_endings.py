@@ -1,4 +1,4 @@
-"""How requests to the C++ service of the examples end early: clients that leave, limits, signals."""
+"""How requests to the C++ service end early: clients that leave, limits, signals."""
 
 from __future__ import annotations
 
