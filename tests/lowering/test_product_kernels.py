@@ -196,6 +196,8 @@ def test_an_exported_model(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = _lowered(portable, tmp_path / "l")
     assert _operators(bundle).count("MatMulNBits") == 2 * 4  # q k v, output, gate up, down
     assert not {"Gemm", "MatMul"} & set(_operators(bundle))
+    # ONNX Runtime runs what nobody reads: the shapes around 7 products were 5 % of a step.
+    assert not {"Shape", "Reshape", "Concat"} & set(_operators(bundle))
     runners = [open_runner(b, heads=("lm",)) for b in (exact, portable, bundle)]
     caches = [runner.new_cache(2, 8) for runner in runners]
     for ids, new in ((IDS, [5, 3]), (IDS[:, :1], [1, 1])):
