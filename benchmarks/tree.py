@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
 
-__all__ = ["Measured", "run_measured"]
+__all__ = ["Measured", "run_command", "run_measured"]
 
 _INTERVAL_S = 0.05
 
@@ -28,7 +30,11 @@ class Measured:
 
 def run_measured(*arguments: str) -> Measured:
     """Run `python -m headport …` with these arguments."""
-    command = [sys.executable, "-m", "headport", *arguments]
+    return run_command([sys.executable, "-m", "headport", *arguments])
+
+
+def run_command(command: Sequence[str]) -> Measured:
+    """Run a program of any kind."""
     started = time.monotonic()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -40,8 +46,8 @@ def run_measured(*arguments: str) -> Measured:
         output, _ = process.communicate()
         stop.set()
         watcher.join()
-    shown = "headport " + " ".join(arguments)
-    return Measured(shown, process.returncode, time.monotonic() - started, peak[0], output)
+    seconds = time.monotonic() - started
+    return Measured(shlex.join(command), process.returncode, seconds, peak[0], output)
 
 
 def _watch(pid: int, peak: list[int], stop: threading.Event) -> None:

@@ -1,6 +1,6 @@
 """Where the time of an export goes, for models of 4, 8, 16 and 30 layers.
 
-    python -m benchmarks.export_speed [--layers 4 8 16 30] [--small] [--json FILE]
+    python -m benchmarks.export.stages [--layers 4 8 16 30] [--small] [--json FILE]
 
 Random Llamas of SmolLM2-135M's sizes (or, with `--small`, hidden size 64, where little but tracing
 is left), each exported in a process of its own. Per stage: processor seconds of all threads,
@@ -25,16 +25,16 @@ __all__ = ["main"]
 
 # stage → where the exporter looks its function up
 _STAGES = {
-    "hash of the checkpoint": "headport.export.command.checkpoint_sha256",
+    "hash of the checkpoint": "headport.export.assembly.checkpoint_sha256",
     "tokenizer": "headport.export.command.load_tokenizer",
     "loading": "headport.export.command.load_streamed",
-    "head": "headport.export.command.probe_head",
-    "reference": "headport.export.command.reference_logits",
+    "head": "headport.export.subject.probe_head",
+    "reference": "headport.export.subject.reference_logits",
     "torch.export": "torch.export.export",
     "translation": "headport.export.trace.translate",
     "optimisation": "headport.export.trace.optimize_graph",
     "finishing": "headport.export.trace.finish_graph",
-    "writing": "headport.export.command.write_graphs",
+    "writing": "headport.export.assembly.write_graphs",
     "checker": "headport.export.command.check_written",
     "parity and self-test": "headport.export.command.prove",
     "tokenizer check": "headport.export.command.check_tokenizer",
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not found.model:
                 _save(model, layers, found.small)
             child = ["--child", str(model), str(Path(scratch) / f"bundle{layers}")]
-            command = [sys.executable, "-m", "benchmarks.export_speed", *child]
+            command = [sys.executable, "-m", "benchmarks.export.stages", *child]
             answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             table[found.model or f"{layers} layers"] = json.loads(answer.splitlines()[-1])
     stages = list(dict.fromkeys(stage for column in table.values() for stage in column))

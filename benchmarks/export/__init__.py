@@ -1,0 +1,1 @@
+"""What exports cost: beside peers, by stage, and in memory."""
