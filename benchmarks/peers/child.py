@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Child", "Variant"]
+__all__ = ["Child", "Variant", "stored_bytes"]
 
 _CHILDREN = Path(__file__).parent / "children"
 _ROOT = Path(__file__).parents[2]
@@ -22,28 +22,36 @@ class Variant:
 
     name: str
     file: str  # of `children`
-    folder: Path
-    more: tuple[str, ...] = ()  # arguments behind the threads
+    path: Path  # a folder, or llama.cpp's one file
+    tries: tuple[str, ...] = ("",)  # arguments behind the threads, of which the fastest is taken
     python: str = sys.executable
-
-    @property
-    def stored_bytes(self) -> int:
-        """Of everything in its folder but tokenizers and texts about it."""
-        kept = (f for f in self.folder.rglob("*") if f.suffix in _MODEL_FILES)
-        return sum(f.stat().st_size for f in kept)
 
 
 _MODEL_FILES = {".onnx", ".data", ".safetensors", ".bin", ".onnx_data", ".npy"}
 
 
-class Child:
-    """A process that has loaded a variant."""
+def stored_bytes(path: Path) -> int:
+    """Of a file, or of everything in a folder but tokenizers and texts about it."""
+    if path.is_file():
+        return path.stat().st_size
+    kept = (file for file in path.rglob("*") if file.suffix in _MODEL_FILES)
+    return sum(file.stat().st_size for file in kept)
 
-    def __init__(self, variant: Variant, threads: int) -> None:
-        self.variant, self.threads = variant, threads
-        command = [variant.python, str(_CHILDREN / variant.file), str(variant.folder)]
+
+class Child:
+    """A process that has loaded a variant.
+
+    Args:
+        variant: What to load.
+        threads: How many it computes with.
+        tried: One of the variant's `tries`.
+    """
+
+    def __init__(self, variant: Variant, threads: int, tried: str) -> None:
+        self.variant, self.threads, self.tried = variant, threads, tried
+        command = [variant.python, str(_CHILDREN / variant.file), str(variant.path)]
         self._process = subprocess.Popen(
-            [*command, str(threads), *variant.more],
+            [*command, str(threads), *tried.split()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

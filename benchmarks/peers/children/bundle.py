@@ -13,6 +13,7 @@ from loop import serve
 from headport.bundle import Bundle
 from headport.runner import Cache, open_runner
 from headport.session import SessionSettings
+from headport.vocabulary_map import read_map
 
 _CHUNK = 512
 
@@ -21,7 +22,10 @@ class Model:
     """Backbone and head, the head for the last token only."""
 
     def __init__(self, folder: str, threads: int) -> None:
-        self._runner = open_runner(Bundle.open(Path(folder)), SessionSettings(threads=threads))
+        bundle = Bundle.open(Path(folder))
+        kept = read_map(bundle)
+        self.kept_ids: list[int] | None = None if kept is None else kept.tolist()
+        self._runner = open_runner(bundle, SessionSettings(threads=threads))
         self._cache: Cache | None = None
 
     def reset(self, capacity: int) -> None:

@@ -15,6 +15,8 @@ from loop import serve
 class Model:
     """Its generator, fed tokens; buffers as its configuration has them."""
 
+    kept_ids = None
+
     def __init__(self, folder: str, threads: int) -> None:
         config = og.Config(folder)
         options = {"intra_op_num_threads": threads}

@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,8 @@ __all__ = ["Model", "serve"]
 class Model(Protocol):
     """A model that continues one sequence."""
 
+    kept_ids: list[int] | None  # token of each logit of a pruned model
+
     def reset(self, capacity: int) -> None:
         """Forget all tokens; up to `capacity` of them follow."""
         ...
@@ -31,8 +33,15 @@ class Model(Protocol):
         ...
 
 
-def serve(load: Callable[[], Model]) -> None:
-    """Load a model and answer requests until the input ends."""
+def serve(
+    load: Callable[[], Any], actions: Mapping[str, Callable[..., dict[str, Any]]] | None = None
+) -> None:
+    """Load a model and answer requests until the input ends.
+
+    Args:
+        load: Makes a `Model`, or what `actions` take.
+        actions: What a request may ask for, by name; by default `decode` and `score`.
+    """
     # Libraries print; answers get a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -41,7 +50,7 @@ def serve(load: Callable[[], Model]) -> None:
     _say(answers, {"load_s": time.perf_counter() - started})
     for line in sys.stdin:
         asked = json.loads(line)
-        _say(answers, _ACTIONS[asked.pop("do")](model, **asked))
+        _say(answers, (actions or _ACTIONS)[asked.pop("do")](model, **asked))
 
 
 def _decode(model: Model, past: list[int], steps: list[int]) -> dict[str, Any]:
@@ -58,14 +67,21 @@ def _decode(model: Model, past: list[int], steps: list[int]) -> dict[str, Any]:
 
 
 def _score(model: Model, token_ids: list[int]) -> dict[str, Any]:
-    """How well each token is foretold, fed one by one: -ln p, and the likeliest in its place."""
+    """How well each token is foretold, fed one by one: -ln p, and the likeliest in its place.
+
+    A pruned model's p is a share of the tokens it kept, so it is left out.
+    """
     model.reset(len(token_ids))
     nll, first = [], []
     for now, following in itertools.pairwise(token_ids):
         logits = np.asarray(model.feed([now]), np.float64)
-        top = float(logits.max())
+        best = int(logits.argmax())
+        if model.kept_ids is not None:
+            first.append(model.kept_ids[best])
+            continue
+        first.append(best)
+        top = float(logits[best])
         nll.append(top + float(np.log(np.exp(logits - top).sum())) - float(logits[following]))
-        first.append(int(logits.argmax()))
     return {"nll": nll, "first": first}
 
 

@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 class Model:
     """The checkpoint as `generate` runs it, logits for the last token only."""
 
+    kept_ids = None
+
     def __init__(self, folder: str, threads: int, dtype: str) -> None:
         torch.set_num_threads(threads)
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
