@@ -41,8 +41,8 @@ class ReadSource:
         self._stats.source_tokens += found.length
         return found
 
-    def give(self, slots: Slots, slot: int) -> None:
-        """Let a slot read it."""
+    def give(self, slots: Slots | Cache, slot: int) -> None:
+        """Let a slot, or a row of a cache, read it."""
         slots.sources.put(slot, self._encoded)
 
     def fill(self, cache: Cache) -> None:

@@ -45,6 +45,24 @@ _DEFINITIONS = {
     "rare": f"the least frequent tokens that make up {RARE_SHARE:.0%} of these texts at most",
     "common": "all other tokens",
 }
+_DOCUMENTS = (
+    f"a block between blank lines of at least {MIN_DOCUMENT_TOKENS} tokens; shorter ones are "
+    "joined to the next, a rest to the last; of a .jsonl file, each line, of which a prompt, and "
+    "all but the assistant's messages, are context only"
+)
+_PAIRS = (
+    "a pair: the encoder reads its source alone, without padding; the decoder its own start token "
+    "and the target"
+)
+_COUNTING = (
+    "every token that has another before it in its document is scored once; a document's first "
+    "token (the one the tokenizer adds, where it adds one) is not; a window's context starts with "
+    "the window"
+)
+_COUNTING_PAIRS = (
+    "every token of a target is scored once, those that the tokenizer adds included; sources and "
+    "the start token are not"
+)
 _BOOTSTRAPPED = {"kl_mean": "kl", "top1_agreement": "top1", "ln_perplexity_ratio": ""}
 
 
@@ -62,6 +80,7 @@ class Settings:
     rules_source: str | None
     baseline: tuple[Path, Report] | None
     bounded: tuple[str, ...] = ()  # beginnings of metrics that only a bound is known of
+    start: str | None = None  # token that a decoder starts with, where it answers to a source
 
 
 @dataclass(frozen=True)
@@ -244,6 +263,8 @@ def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall
     special = candidate.special_tokens()
     if any(d.messages is not None for m in found.materials for d in m.documents):
         special += "; conversations: those of the chat template alone"
+    if settings.start is not None:
+        special += f", around a source as around a target; {settings.start} starts the decoder"
     weights = {document.weight for m in found.materials for document in m.documents}
     context = f", {settings.overlap} of them context" if settings.overlap else ""
     return Protocol(
@@ -252,16 +273,8 @@ def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall
             f"document's first scored once, special tokens {special}, float32 logits of both "
             "sides, sums in float64"
         ),
-        documents=(
-            f"a block between blank lines of at least {MIN_DOCUMENT_TOKENS} tokens; shorter ones "
-            "are joined to the next, a rest to the last; of a .jsonl file, each line, of which a "
-            "prompt, and all but the assistant's messages, are context only"
-        ),
-        counting=(
-            "every token that has another before it in its document is scored once; a document's "
-            "first token (the one the tokenizer adds, where it adds one) is not; a window's "
-            "context starts with the window"
-        ),
+        documents=_DOCUMENTS if settings.start is None else _PAIRS,
+        counting=_COUNTING if settings.start is None else _COUNTING_PAIRS,
         special_tokens=special,
         window=settings.window,
         overlap=settings.overlap,
@@ -282,7 +295,7 @@ def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall
         near_tie_bound_max=float(bound.max()) if len(bound) else None,
         head_slope=found.ready.head_slope,
         greedy_prompts=PROMPTS_PER_TEXT,
-        greedy_prompt_tokens=PROMPT_TOKENS,
+        greedy_prompt_tokens=PROMPT_TOKENS if settings.start is None else 1,
         greedy_new_tokens=settings.greedy_tokens,
     )
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headport.metrics import RowScores, score_rows
 from headport.validate.candidate import Candidate
-from headport.validate.comparison import Job, Material, jobs_of
+from headport.validate.comparison import Job, Material, given_sources, jobs_of
 from headport.validate.documents import Window
 from headport.validate.evidence import AttributedPart, Attribution, NoiseFloor
 from headport.validate.sides import ReferenceSide
@@ -26,7 +26,6 @@ from headport.validate.store import PREFIX_TOKENS
 __all__ = ["attribute", "noise_floor", "sampled_jobs"]
 
 Float32 = npt.NDArray[np.float32]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,13 @@ def attribute(
     proved = candidate.proved  # counts the positions of the comparison, not these
     steps = _STEPS if midpoint is None else _STEPS_BY_MIDPOINT
     rows: list[list[RowScores]] = [[] for _ in steps]
-    for job in _asked_ahead(jobs, lambda ids: reference.ask_score(ids, hidden=True)):
-        states = [c.hidden_states([job.window.token_ids])[0] for c in _sides(candidate, midpoint)]
+
+    def ask_hidden(job: Job) -> None:
+        reference.ask_score(job.window.token_ids, hidden=True, source=job.document.source)
+
+    for job in _asked_ahead(jobs, ask_hidden):
+        fed = [job.window.token_ids], given_sources([job])
+        states = [c.hidden_states(*fed)[0] for c in _sides(candidate, midpoint)]
         for block in reference.read_score(candidate.block_rows):
             assert block.hidden is not None
             at = slice(block.start, block.start + len(block.logits))
@@ -127,13 +131,13 @@ def attribute(
     )
 
 
-def _asked_ahead(jobs: Sequence[Job], ask: Callable[[Int64], None]) -> Iterator[Job]:
+def _asked_ahead(jobs: Sequence[Job], ask: Callable[[Job], None]) -> Iterator[Job]:
     """Windows that the reference works on while the one before is looked at here."""
     for job in jobs[:1]:
-        ask(job.window.token_ids)
+        ask(job)
     for at, job in enumerate(jobs):
         for later in jobs[at + 1 : at + 2]:
-            ask(later.window.token_ids)
+            ask(later)
         yield job
 
 
@@ -193,9 +197,10 @@ def noise_floor(jobs: Sequence[Job], reference: ReferenceSide, rows: int) -> Noi
         return None
     found = []
 
-    def ask(token_ids: Int64) -> None:
-        reference.ask_score(token_ids)
-        reference.ask_score(token_ids, other_path=True)
+    def ask(job: Job) -> None:
+        fed, source = job.window.token_ids, job.document.source
+        reference.ask_score(fed, source=source)
+        reference.ask_score(fed, other_path=True, source=source)
 
     for job in _asked_ahead(jobs, ask):
         kept = [block.logits.copy() for block in reference.read_score(rows)]

@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import BundleError, ParityError
-from headport.runner import Candidates, open_runner
+from headport.runner import Cache, Candidates, open_runner
 from headport.runtime.chat import chat_text
 from headport.runtime.text import Tokens as BundleTokens
 from headport.session import SessionSettings
 from headport.validate.documents import Tokens
+from headport.validate.given_source import GivenSource
 from headport.validate.records import Messages
+from headport.validate.source_reader import open_sources
 
 __all__ = ["CHUNK_TOKENS", "HEAD_NAME", "Candidate", "Proved"]
 
@@ -55,6 +57,8 @@ class Candidate:
     logits, into which the exact ones of its candidates are written. Its full product, which
     `Generator.logits` and `score` use, is held against the candidates on the way.
 
+    `sources` reads what an encoder-decoder bundle answers to; None of another bundle.
+
     Raises:
         BundleError: If it has no head `lm`, or does not load.
     """
@@ -81,6 +85,7 @@ class Candidate:
         self.settings = chosen.for_target(bundle.manifest.target)
         self.proved = Proved(0, 0, 0)
         self._runner = open_runner(bundle, self.settings, heads=(HEAD_NAME,))
+        self.sources = open_sources(bundle, self._runner, self.tokens)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> Tokens:
         """Token ids, with what the tokenizer itself adds or without, and how far each reaches."""
@@ -111,11 +116,14 @@ class Candidate:
         after = " ".join(self.tokens.piece(i) for i in full[at + len(plain) :]) or "nothing"
         return f"{before} before, {after} after"
 
-    def hidden_states(self, windows: Sequence[Int64]) -> list[Float32]:
+    def hidden_states(
+        self, windows: Sequence[Int64], sources: Sequence[GivenSource] = ()
+    ) -> list[Float32]:
         """Hidden states of windows, run together as one ragged batch.
 
         Args:
             windows: Token ids, each [T], T ≥ 1.
+            sources: What each answers to, of an encoder-decoder bundle.
 
         Returns:
             Per window [T, H].
@@ -126,7 +134,7 @@ class Candidate:
         token_ids = np.zeros((len(windows), width), np.int64)
         for row, window in zip(token_ids, windows, strict=True):
             row[: len(window)] = window
-        cache = self._runner.new_cache(len(windows), width)
+        cache = self._new_cache(len(windows), width, sources)
         parts = []
         for start in range(0, width, CHUNK_TOKENS):
             chunk = token_ids[:, start : start + CHUNK_TOKENS]
@@ -135,6 +143,12 @@ class Candidate:
         hidden = np.concatenate(parts, axis=1)
         self.seconds += time.perf_counter() - started
         return [row[:length] for row, length in zip(hidden, lengths, strict=True)]
+
+    def _new_cache(self, rows: int, capacity: int, sources: Sequence[GivenSource]) -> Cache:
+        cache = self._runner.new_cache(rows, capacity)
+        if self.sources is not None:
+            self.sources.fill(cache, sources)
+        return cache
 
     def logits(self, hidden_states: Float32) -> Float32:
         """Logits [N, V] of hidden states [N, H].
@@ -183,10 +197,12 @@ class Candidate:
             f"{self.proved.share(self.proved.ten):.3%}.",
         )
 
-    def continue_greedily(self, prompts: Int64, steps: int) -> Int64:
+    def continue_greedily(
+        self, prompts: Int64, steps: int, sources: Sequence[GivenSource] = ()
+    ) -> Int64:
         """Greedy tokens, ties by lowest id, end-of-text tokens not heeded: [B, P] → [B, steps]."""
         batch_size, length = prompts.shape
-        cache = self._runner.new_cache(batch_size, length + steps)
+        cache = self._new_cache(batch_size, length + steps, sources)
         fed = prompts
         chosen = np.empty((batch_size, steps), np.int64)
         for step in range(steps):

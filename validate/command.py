@@ -23,16 +23,20 @@ from headport.validate.comparison import Material, check_ids, compare, jobs_of, 
 from headport.validate.documents import Text, read_texts
 from headport.validate.fitness import (
     check_adapter,
+    check_kind,
     check_known,
     check_model,
+    check_sourced,
+    check_whole,
     knows_top_only,
     midpoint_of,
 )
 from headport.validate.gates import GateRule, check_slices, read_gates
 from headport.validate.greedy import run_greedy
 from headport.validate.markdown import render_markdown
+from headport.validate.pairs import check_targets
 from headport.validate.reading import read_report
-from headport.validate.reference_process import ADAPTER_FLAG, ReferenceProcess
+from headport.validate.reference_process import ADAPTER_FLAG, SOURCED_FLAG, ReferenceProcess
 from headport.validate.report import ReferenceFacts, Report
 from headport.validate.sampler_parity import sampler_parity
 from headport.validate.sides import ReferenceSide
@@ -66,7 +70,8 @@ class Options(OptionRecord, frozen=True):
     text: Annotated[
         tuple[Path, ...],
         option(
-            "plain UTF-8 texts, each reported by name; a stored reference brings its own",
+            "plain UTF-8 texts, or .jsonl files of records, which an encoder-decoder bundle needs; "
+            "each reported by name; a stored reference brings its own",
             metavar="FILE",
         ),
     ] = ()
@@ -81,7 +86,7 @@ class Options(OptionRecord, frozen=True):
     force: Annotated[bool, option("replace existing --markdown, --html and --junit files")] = False
     adapter: Annotated[
         Path | None,
-        option("the LoRA adapter that the bundle was exported with", metavar="FOLDER"),
+        option("the adapter that the bundle was exported with", metavar="FOLDER"),
     ] = None
     max_tokens: Annotated[
         int, option("tokens to score in all, an equal share of each text (default: 0, all)")
@@ -139,6 +144,7 @@ def validate(options: Options) -> Report:
     cpus = usable_cpus()
     flags = [f"--{n.replace('_', '-')}" for n in _TRUST if getattr(options, n)]
     flags += [] if options.adapter is None else [f"{ADAPTER_FLAG}{options.adapter}"]
+    flags += [] if task.bundle.manifest.source is None else [SOURCED_FLAG]
     threads = cpus - _candidate_threads(cpus)
     with ReferenceProcess(options.reference, threads, *flags) as reference:
         return _validate(task, reference)
@@ -176,6 +182,8 @@ def _read_task(options: Options, stored: StoredReference | None = None) -> _Task
     if stored is not None and knows_top_only(stored):
         check_known(options.gates, rules or (), options.baseline, stored)
     bundle = _whole(options.bundle)
+    asked = {"--bisect": options.bisect, "--overlap": options.overlap > 0}
+    check_sourced(bundle, [name for name, given in asked.items() if given], stored)
     if options.bisect:
         find_stages(bundle)  # before anything is run
     return _Task(
@@ -194,21 +202,10 @@ def _whole(path: Path) -> Bundle:
     """Open a bundle that gives logits of the whole vocabulary.
 
     Raises:
-        UsageError: If it was pruned, or is of an encoder-decoder model.
+        UsageError: If it was pruned.
     """
     bundle = Bundle.open(path)
-    bundle.require_decoder_only(
-        "`headport validate`",
-        "`headport export` has compared it with PyTorch, and `headport inspect --selftest` tells "
-        "whether it still answers so",
-    )
-    vocabulary = bundle.manifest.vocabulary
-    if vocabulary.map is not None or vocabulary.checkpoint_ids is not None:
-        raise UsageError(
-            f"{path}: its vocabulary is pruned, and figures over different vocabularies cannot be "
-            "compared; validate the bundle it was pruned from, and let `headport price` say what "
-            "pruning costs"
-        )
+    check_whole(bundle)
     return bundle
 
 
@@ -261,8 +258,10 @@ def _validate(task: _Task, reference: ReferenceSide) -> Report:
     options = task.options
     chosen = SessionSettings(provider=options.provider, cpu_fallback=options.cpu_fallback)
     candidate = Candidate(task.bundle, _candidate_threads(usable_cpus()), chosen)
-    materials = prepare(task.texts, candidate, options.max_tokens, options.ignore_ids)
+    sources = candidate.sources
+    materials = prepare(task.texts, candidate, options.max_tokens, options.ignore_ids, sources)
     ready = reference.ready()
+    check_kind(task.bundle, ready, sources)
     _check_vocabulary(ready.facts, candidate)
     stored = isinstance(reference, StoredReference)
     remedy = "write the store again, with --adapter" if stored else "pass --adapter FOLDER"
@@ -271,6 +270,8 @@ def _validate(task: _Task, reference: ReferenceSide) -> Report:
     window = min(options.window, candidate.context)
     if options.overlap >= window:
         raise UsageError(f"--overlap: less than the window of {window} tokens expected")
+    for material in materials if sources is not None else ():
+        check_targets(material.text, material.documents, window)
     comparison = compare(
         materials,
         candidate,
@@ -294,6 +295,7 @@ def _validate(task: _Task, reference: ReferenceSide) -> Report:
         rules_source=options.gates.name if options.gates else None,
         baseline=task.baseline,
         bounded=BOUNDED_METRICS if knows_top_only(reference) else (),
+        start=None if sources is None else candidate.tokens.piece(sources.start_token),
     )
     found = Findings(materials, comparison, greedy, seconds, ready, evidence)
     return assemble_report(task.bundle, candidate, found, settings)

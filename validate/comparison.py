@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from headport.errors import ParityError, UsageError
 from headport.metrics import score_rows
 from headport.progress import bar
+from headport.runtime.text import Tokens as BundleTokens
 from headport.validate.candidate import Candidate
 from headport.validate.documents import (
     EARLY_POSITIONS,
@@ -25,8 +27,10 @@ from headport.validate.documents import (
     windows_of,
 )
 from headport.validate.flips import FlipCounts
+from headport.validate.given_source import GivenSource
+from headport.validate.pairs import Pairing, check_form, check_sources, pair_documents, with_start
 from headport.validate.reference_process import ScoredBlock
-from headport.validate.sides import ReferenceSide, Tokenizing
+from headport.validate.sides import ReferenceSide, Tokenizing, TokenizingReference
 from headport.validate.spread import Spread
 from headport.validate.sums import DocumentSums, Positions
 from headport.validate.worst import WorstPositions
@@ -39,6 +43,7 @@ __all__ = [
     "check_ids",
     "compare",
     "document_rows",
+    "given_sources",
     "jobs_of",
     "prepare",
     "rare_ids",
@@ -50,6 +55,20 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 RARE_SHARE = 0.1
+
+
+class Speller(Protocol):
+    """What knows the bundle's tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head, or of the embedding."""
+        ...
+
+    @property
+    def tokens(self) -> BundleTokens:
+        """The bundle's tokenizer."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,7 @@ def prepare(
     tokenizer: Tokenizing,
     max_tokens: int,
     ignored_ids: Sequence[int] = (),
+    pairing: Pairing | None = None,
 ) -> list[Material]:
     """Cut texts into documents.
 
@@ -99,14 +119,19 @@ def prepare(
         tokenizer: Cuts and encodes.
         max_tokens: Tokens to score in all, an equal share of each text; 0 for all.
         ignored_ids: Tokens that are fed, but not scored.
+        pairing: How an encoder-decoder bundle reads sources; None of another bundle.
 
     Raises:
-        UsageError: If a text holds no token to score.
+        UsageError: If a text holds no token to score, or is none for this kind of bundle.
     """
     materials = []
     for index, text in enumerate(texts):
         share = max_tokens // len(texts) + (index < max_tokens % len(texts))
-        if records := text.records():
+        records = text.records()
+        check_form(text, records, pairing)
+        if pairing is not None:
+            documents = tuple(pair_documents(text, tokenizer.encode, pairing, share, ignored_ids))
+        elif records:
             documents = tuple(
                 record_documents(records, tokenizer.encode, share, ignored_ids, tokenizer.render)
             )
@@ -122,7 +147,7 @@ def prepare(
 
 
 def check_ids(
-    materials: Iterable[Material], candidate: Candidate, reference: ReferenceSide
+    materials: Iterable[Material], candidate: Speller, reference: TokenizingReference
 ) -> None:
     """Compare the token ids of every document before any logit is looked at.
 
@@ -143,18 +168,24 @@ def check_ids(
 
 
 def _expected(
-    material: Material, reference: ReferenceSide
+    material: Material, reference: TokenizingReference
 ) -> Iterator[tuple[Document, tuple[int, ...]]]:
     """Documents with the ids that the reference gives them: plain texts, then conversations."""
     plain = [document for document in material.documents if document.messages is None]
     chats = [document for document in material.documents if document.messages is not None]
-    yield from zip(plain, reference.encode([d.content for d in plain]), strict=True)
+    encoded = reference.encode([d.content for d in plain])
+    start = reference.ready().start_token
+    if start is not None:
+        encoded = tuple(with_start(start, ids) for ids in encoded)
+        told = [d for d in plain if d.source_text]
+        check_sources(material.text, told, reference.encode([d.source_text for d in told]))
+    yield from zip(plain, encoded, strict=True)
     if chats:
         found = reference.encode_chats([d.messages for d in chats if d.messages is not None])
         yield from zip(chats, found, strict=True)
 
 
-def _difference(text: Text, document: Document, wanted: list[int], candidate: Candidate) -> str:
+def _difference(text: Text, document: Document, wanted: list[int], candidate: Speller) -> str:
     found = document.token_ids.tolist()
     at = next(
         (i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b),
@@ -213,7 +244,9 @@ def compare(
         while batch := ahead:
             ahead = next(batches, ())
             _ask(reference, ahead)
-            hidden = candidate.hidden_states([job.window.token_ids for job in batch])
+            hidden = candidate.hidden_states(
+                [job.window.token_ids for job in batch], given_sources(batch)
+            )
             for job, states in zip(batch, hidden, strict=True):
                 for block in reference.read_score(candidate.block_rows):
                     at = block.start + np.flatnonzero(
@@ -318,6 +351,11 @@ def jobs_of(materials: Sequence[Material], length: int, overlap: int = 0) -> Ite
             row += 1
 
 
+def given_sources(jobs: Sequence[Job]) -> list[GivenSource]:
+    """What windows answer to, one each; nothing of a decoder-only bundle."""
+    return [job.document.source for job in jobs if job.document.source is not None]
+
+
 def _batches(jobs: Iterator[Job], size: int) -> Iterator[tuple[Job, ...]]:
     while batch := tuple(islice(jobs, size)):
         yield batch
@@ -325,4 +363,4 @@ def _batches(jobs: Iterator[Job], size: int) -> Iterator[tuple[Job, ...]]:
 
 def _ask(reference: ReferenceSide, batch: Sequence[Job]) -> None:
     for job in batch:
-        reference.ask_score(job.window.token_ids)
+        reference.ask_score(job.window.token_ids, source=job.document.source)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from headport.errors import UsageError
 from headport.validate.chats import Render, write_chat
+from headport.validate.given_source import GivenSource
 from headport.validate.records import Messages, Record, is_records, parse_records
 
 __all__ = [
@@ -50,6 +51,7 @@ class Text:
     sha256: str
     bytes: int
     content: str
+    folder: Path = Path()  # what files that its lines name are relative to
 
     def records(self) -> tuple[Record, ...]:
         """The documents of a .jsonl file; none of a plain text, which is split.
@@ -88,6 +90,8 @@ class Document:
     scored: Bool  # [used - 1], which of these tokens are scored
     weight: float = 1.0
     messages: Messages | None = None  # what the chat template made its content of
+    source: GivenSource | None = None  # what an encoder reads; its content is the target then
+    source_text: str = ""  # what the ids of the source were made of
 
     @property
     def tokens_scored(self) -> int:
@@ -142,9 +146,22 @@ def _read_text(file: Path) -> Text:
         ) from error
     if not content.strip():
         raise UsageError(f"{file}: a text to score was expected, the file holds none")
-    text = Text(file.stem, file.name, hashlib.sha256(data).hexdigest(), len(data), content)
-    text.records()  # refuses a damaged file before anything is loaded
-    return text
+    sha256 = hashlib.sha256(data)
+    text = Text(file.stem, file.name, sha256.hexdigest(), len(data), content, file.parent)
+    records = text.records()  # refuses a damaged file before anything is loaded
+    named = [record.features for record in records if record.features is not None]
+    for name in named:
+        sha256.update(_read_features(file, name))
+    return replace(text, sha256=sha256.hexdigest()) if named else text
+
+
+def _read_features(file: Path, name: str) -> bytes:
+    try:
+        return (file.parent / name).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{file}: features {name}: a .npy file beside it was expected: {error.strerror}"
+        ) from error
 
 
 def split_documents(content: str, count_tokens: Callable[[str], int]) -> Iterator[str]:

@@ -6,18 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headport.bundle import Bundle
-from headport.errors import CheckpointError, UsageError
+from headport.errors import CheckpointError, ParityError, UsageError
 from headport.validate.gates import GateRule
 from headport.validate.report import ReferenceFacts
 from headport.validate.sides import ReferenceSide
+from headport.validate.source_reader import SourceReader
 from headport.validate.store import StoredReference
 from headport.validate.top_rows import BOUNDED_METRICS
+from headport.validate.wire import Ready
 
 __all__ = [
     "MERGED_FIRST",
     "check_adapter",
+    "check_kind",
     "check_known",
     "check_model",
+    "check_sourced",
+    "check_whole",
     "knows_top_only",
     "midpoint_of",
 ]
@@ -67,6 +72,74 @@ def check_adapter(
         raise UsageError(
             f"{bundle.path} was exported with the adapter {merged['name']}, the reference "
             f"{reference.checkpoint} is the model without it; {remedy}"
+        )
+
+
+def check_whole(bundle: Bundle) -> None:
+    """Refuse a bundle whose vocabulary was pruned.
+
+    Raises:
+        UsageError: If it was.
+    """
+    vocabulary = bundle.manifest.vocabulary
+    if vocabulary.map is not None or vocabulary.checkpoint_ids is not None:
+        raise UsageError(
+            f"{bundle.path}: its vocabulary is pruned, and figures over different vocabularies "
+            "cannot be compared; validate the bundle it was pruned from, and let `headport price` "
+            "say what pruning costs"
+        )
+
+
+_OF_TEXTS_ALONE = {
+    "--bisect": "the states between its layers depend on a source as well",
+    "--overlap": "a target is fed at once, behind the token that its decoder starts with",
+}
+
+
+def check_sourced(bundle: Bundle, asked: Sequence[str], stored: StoredReference | None) -> None:
+    """Refuse what is not done for encoder-decoder bundles.
+
+    Args:
+        bundle: The candidate.
+        asked: Options that were given, of those that this table knows.
+        stored: The reference, where it is a stored one.
+
+    Raises:
+        UsageError: Naming the first.
+    """
+    if bundle.manifest.source is None:
+        return
+    if stored is not None:
+        raise UsageError(
+            f"{stored.path}: a stored reference knows no sources, and {bundle.path} is of an "
+            "encoder-decoder model; pass the checkpoint it was exported from"
+        )
+    for name in asked:
+        raise UsageError(
+            f"{name}: {bundle.path} is of an encoder-decoder model, {_OF_TEXTS_ALONE[name]}; leave "
+            "it out"
+        )
+
+
+def check_kind(bundle: Bundle, ready: Ready, sources: SourceReader | None) -> None:
+    """Refuse to compare a decoder that answers to sources with one that does not.
+
+    Raises:
+        UsageError: If only one of them does.
+        ParityError: If both start from another token.
+    """
+    start = None if sources is None else sources.start_token
+    if (start is None) != (ready.start_token is None):
+        names = ("an encoder-decoder model", "a model without an encoder")
+        bundles, references = names if start is not None else names[::-1]
+        raise UsageError(
+            f"{bundle.path} is of {bundles}, the reference {ready.facts.checkpoint} is "
+            f"{references}; pass the checkpoint that the bundle was exported from"
+        )
+    if start != ready.start_token:
+        raise ParityError(
+            f"{bundle.path}: its decoder starts with token {start}, the reference's with "
+            f"{ready.start_token}; export the bundle again from this checkpoint"
         )
 
 

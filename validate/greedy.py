@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import Material
+from headport.validate.given_source import GivenSource
 from headport.validate.report import GreedyRun
 from headport.validate.sides import ReferenceSide
 from headport.validate.wire import Continued
@@ -29,6 +30,7 @@ class _Prompt:
     material: int
     document: int
     token_ids: npt.NDArray[np.int64]  # [P]
+    source: GivenSource | None
 
 
 def run_greedy(
@@ -36,7 +38,8 @@ def run_greedy(
 ) -> list[tuple[GreedyRun, ...]]:
     """Continue the beginning of each text's first documents, each side fed its own tokens.
 
-    Prompts of equal length run together. The context bounds prompt and continuation.
+    Of a pair of source and target the beginning is the decoder's start token alone. Prompts of
+    equal length run together. The context bounds prompt and continuation.
 
     Args:
         materials: Texts.
@@ -51,8 +54,9 @@ def run_greedy(
     length, steps = _lengths(candidate.context, steps)
     for group in _groups(materials, length) if steps > 0 else ():
         token_ids = np.stack([prompt.token_ids for prompt in group])
-        reference.ask_greedy(token_ids, steps)
-        found = candidate.continue_greedily(token_ids, steps)
+        sources = [prompt.source for prompt in group if prompt.source is not None]
+        reference.ask_greedy(token_ids, steps, sources)
+        found = candidate.continue_greedily(token_ids, steps, sources)
         wanted = reference.read_greedy()
         for row, prompt in enumerate(group):
             runs[prompt.material].append(_run(candidate, prompt, wanted, row, found[row].tolist()))
@@ -78,7 +82,8 @@ def _groups(materials: Sequence[Material], length: int) -> list[list[_Prompt]]:
     groups = defaultdict(list)
     for index, material in enumerate(materials):
         for document in material.documents[:PROMPTS_PER_TEXT]:
-            prompt = _Prompt(index, document.index, document.token_ids[:length])
+            fed = document.token_ids[: length if document.source is None else 1]
+            prompt = _Prompt(index, document.index, fed, document.source)
             groups[len(prompt.token_ids)].append(prompt)
     return list(groups.values())
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from headport.validate.given_source import GivenSource
 from headport.validate.records import Messages
 from headport.validate.reference import Reference
 from headport.validate.reference_process import ScoredBlock
 from headport.validate.wire import (
     Continued,
+    ContinueGreedily,
     Draw,
     Drawn,
     EncodeChats,
@@ -34,7 +36,7 @@ class LocalReference:
     def __init__(self, reference: Reference) -> None:
         self.inner = reference
         self._scores: list[Score] = []
-        self._prompts: list[tuple[tuple[tuple[int, ...], ...], int]] = []
+        self._prompts: list[ContinueGreedily] = []
         self.seconds = 0.0
 
     def ready(self) -> Ready:
@@ -50,10 +52,15 @@ class LocalReference:
         return self.inner.encode_chats(EncodeChats(tuple(chats))).token_ids
 
     def ask_score(
-        self, token_ids: Int64, *, hidden: bool = False, other_path: bool = False
+        self,
+        token_ids: Int64,
+        *,
+        hidden: bool = False,
+        other_path: bool = False,
+        source: GivenSource | None = None,
     ) -> None:
         """Ask for the logits of a window; `read_score` gets them."""
-        self._scores.append(Score(tuple(token_ids.tolist()), hidden, other_path))
+        self._scores.append(Score(tuple(token_ids.tolist()), hidden, other_path, source))
 
     def read_score(self, rows: int) -> Iterator[ScoredBlock]:
         """The oldest unanswered window, in blocks of at most `rows` positions."""
@@ -65,13 +72,15 @@ class LocalReference:
             hidden = arrays[0][inside] if scored.hidden_size else None
             yield ScoredBlock(at, logits[inside], bound[inside], hidden)
 
-    def ask_greedy(self, prompts: Int64, steps: int) -> None:
+    def ask_greedy(self, prompts: Int64, steps: int, sources: Sequence[GivenSource] = ()) -> None:
         """Ask for greedy continuations of prompts [B, P]; `read_greedy` gets them."""
-        self._prompts.append((tuple(tuple(row) for row in prompts.tolist()), steps))
+        rows = tuple(tuple(row) for row in prompts.tolist())
+        self._prompts.append(ContinueGreedily(rows, steps, tuple(sources)))
 
     def read_greedy(self) -> Continued:
         """The oldest unanswered continuations."""
-        return self.inner.continue_greedily(*self._prompts.pop(0))
+        asked = self._prompts.pop(0)
+        return self.inner.continue_greedily(asked.token_ids, asked.steps, asked.sources)
 
     def draw(self, request: Draw) -> tuple[Drawn, Float32]:
         """Tokens drawn by the reference's sampler, and the logits [V] they were drawn from."""

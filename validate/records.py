@@ -25,6 +25,13 @@ class Record:
     prompt_characters: int = 0  # at its beginning: context that is not scored
     weight: float = 1.0
     messages: Messages | None = None  # a conversation, of which the replies are scored
+    source: str | None = None  # of a pair, whose content is the target
+    features: str | None = None  # of a pair: the file that stands for a source
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is for a model that reads a source first."""
+        return self.source is not None or self.features is not None
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +39,9 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str | None = None
     completion: str | None = None
     messages: Messages | None = None
+    source: str | None = None
+    features: str | None = None
+    target: str | None = None
     weight: float = 1.0
 
 
@@ -44,8 +54,9 @@ def parse_records(content: str, file: str) -> tuple[Record, ...]:
     """One record per line that is not blank.
 
     A line is {"text": …}, {"prompt": …, "completion": …}, of which the completion alone is scored,
-    or {"messages": [{"role": …, "content": …}, …]}, of which the assistant's messages are scored,
-    each with an optional "weight" ≥ 0.
+    or {"messages": [{"role": …, "content": …}, …]}, of which the assistant's messages are scored;
+    for encoder-decoder models {"source": …, "target": …} or {"features": FILE, "target": …}, of
+    which the target is scored. Each has an optional "weight" ≥ 0.
 
     Raises:
         UsageError: If a line is something else; all faults are named.
@@ -62,8 +73,9 @@ def parse_records(content: str, file: str) -> tuple[Record, ...]:
         faults = ["no line"]
     if faults:
         raise UsageError(
-            f'{file}: lines {{"text": …}}, {{"prompt": …, "completion": …}} or {{"messages": […]}} '
-            f'with an optional "weight" were expected; {"; ".join(faults[:5])}'
+            f'{file}: lines {{"text": …}}, {{"prompt": …, "completion": …}}, {{"messages": […]}} '
+            f'or {{"source": …, "target": …}} with an optional "weight" were expected; '
+            f"{'; '.join(faults[:5])}"
         )
     return tuple(records)
 
@@ -78,10 +90,22 @@ def _record(line: _Line) -> Record:
         return Record(f"{line.prompt}{line.completion}", len(line.prompt), line.weight)
     if given == {"messages"} and line.messages is not None:
         return Record("", 0, line.weight, _checked(line.messages))
-    raise ValueError("text alone, prompt and completion, or messages alone were expected")
+    if given in ({"source", "target"}, {"features", "target"}):
+        return _pair(line)
+    raise ValueError(
+        "text alone, prompt and completion, source and target, or messages alone were expected"
+    )
 
 
-_FORMS = ("text", "prompt", "completion", "messages")
+_FORMS = ("text", "prompt", "completion", "messages", "source", "features", "target")
+
+
+def _pair(line: _Line) -> Record:
+    target = line.target or ""
+    for name, value in (("source", line.source), ("features", line.features), ("target", target)):
+        if value is not None and not value.strip():
+            raise ValueError(f"a {name} was expected, an empty one found")
+    return Record(target, 0, line.weight, source=line.source, features=line.features)
 
 
 def _checked(messages: Messages) -> Messages:

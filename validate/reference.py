@@ -7,35 +7,37 @@ reach both sides of the comparison.
 
 from __future__ import annotations
 
-import math
-import os
-import queue
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from headport.errors import CheckpointError, HeadportError
+from headport.errors import CheckpointError
 from headport.export.checkpoint import (
+    SOURCED,
+    Checkpoint,
     checkpoint_kind,
-    checkpoint_sha256,
     find_checkpoint,
     load_model,
     load_tokenizer,
 )
 from headport.export.tuning.applied import check_adaptable, put_beside
+from headport.validate.answering import Writer, serve
+from headport.validate.given_source import GivenSource
+from headport.validate.head_watch import HeadWatch
 from headport.validate.layers import LayerWatch
 from headport.validate.lens import read_layers
 from headport.validate.other_path import OtherPath
+from headport.validate.reference_facts import reference_facts
 from headport.validate.reference_sampler import distribution, draw
 from headport.validate.report import ReferenceFacts
+from headport.validate.sourced_model import SourcedModel
 from headport.validate.wire import (
-    Answer,
     Continued,
     ContinueGreedily,
     Draw,
@@ -43,7 +45,6 @@ from headport.validate.wire import (
     Encode,
     EncodeChats,
     Encoded,
-    Failure,
     Layered,
     Layers,
     Lens,
@@ -52,8 +53,6 @@ from headport.validate.wire import (
     Request,
     Score,
     Scored,
-    read_request,
-    write_message,
 )
 
 __all__ = ["Reference", "main"]
@@ -61,65 +60,13 @@ __all__ = ["Reference", "main"]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
-_UNIT_ROUNDOFF = 2.0**-24  # float32, round to nearest
 _PROBE_TOKENS = 8
 _ADAPTER = "--adapter="  # as reference_process.py writes it
-
-
-class _HeadWatch:
-    """Sees what goes into the head's matrix and what comes out of it."""
-
-    def __init__(self, model: Any) -> None:
-        self.input: torch.Tensor | None = None
-        self.output: torch.Tensor | None = None
-        module = model.get_output_embeddings()
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.dim() == 2:
-            norms = torch.linalg.vector_norm(weight.detach(), dim=1, dtype=torch.float64)
-            self._row_norm = float(norms.max())
-            module.register_forward_hook(self._see)
-
-    def _see(self, _module: Any, args: Any, output: Any) -> None:
-        self.input, self.output = args[0], output
-
-    def hidden_states(self) -> Float32 | None:
-        """What went into the matrix last, [T, H]; None for a head that is not watched."""
-        if self.input is None:
-            return None
-        found: Float32 = self.input.reshape(-1, self.input.shape[-1]).float().numpy()
-        return np.ascontiguousarray(found)
-
-    def product_bound(self) -> Float64:
-        """Bound on the rounding of a difference of two products, per position [B, T].
-
-        2 γ ‖h‖ max_v ‖W_v‖ with γ = √H · 2⁻²⁴: a dot product of length H rounds by at most
-        γ |h|·|W_v| with high probability, and |h|·|W_v| ≤ ‖h‖ ‖W_v‖.
-
-        Source: Higham & Mary 2019, "A new approach to probabilistic rounding error analysis",
-        SIAM J. Sci. Comput. 41(5), theorem 2.4 with λ = 1.
-        """
-        assert self.input is not None
-        hidden = self.input.double()
-        norms: Float64 = torch.linalg.vector_norm(hidden, dim=-1).numpy()
-        return 2 * math.sqrt(hidden.shape[-1]) * _UNIT_ROUNDOFF * self._row_norm * norms
-
-    def slope(self, logits: torch.Tensor) -> float:
-        """Largest |Δlogit / Δhead output| between positions: the scale that follows the head.
-
-        Differences between positions leave out a bias added after the head; a softcap only
-        lowers the slope.
-        """
-        assert self.output is not None
-        products, logits = self.output[0].double(), logits[0].double()
-        if products.shape != logits.shape or torch.equal(products, logits):
-            return 1.0
-        steps = (products[1:] - products[:1]).abs()
-        clear = steps > 1e-2 * steps.max()  # small steps would divide by rounding noise
-        return float(((logits[1:] - logits[:1]).abs()[clear] / steps[clear]).max())
+_SOURCED = "--sourced"
 
 
 class Reference:
-    """The loaded PyTorch model, as a causal language model in float32."""
+    """The loaded PyTorch model in float32: causal, or a decoder that answers to a source."""
 
     def __init__(self, model: str, *flags: str) -> None:
         checkpoint = find_checkpoint(
@@ -128,14 +75,14 @@ class Reference:
             allow_pickle="--allow-pickle" in flags,
         )
         self.tokenizer = load_tokenizer(checkpoint)
-        self.model = load_model(checkpoint, dtype=torch.float32)
+        self.model = _load(checkpoint, sourced=_SOURCED in flags)
         folders = [f.removeprefix(_ADAPTER) for f in flags if f.startswith(_ADAPTER)]
         self._tuned = None
         if folders:
             check_adaptable(checkpoint, checkpoint_kind(checkpoint))
             # Beside the weights, as it was trained: the bundle holds it merged.
             self._tuned = put_beside(self.model, Path(folders[0]))
-        self._watch = _HeadWatch(self.model)
+        self._watch = HeadWatch(self.model)
         self._slope: float | None = None
         vocab_size = self._probe()
         self._other = OtherPath(self.model)
@@ -145,6 +92,7 @@ class Reference:
             self._slope,
             self._other.name,
             0 if states is None else states.shape[1],
+            self.model.start_token if isinstance(self.model, SourcedModel) else None,
         )
 
     def _probe(self) -> int:
@@ -156,30 +104,13 @@ class Reference:
             self._slope = self._watch.slope(logits)
         return int(logits.shape[-1])
 
-    def _facts(self, checkpoint: Any, vocab_size: int) -> ReferenceFacts:
-        import tokenizers
-        import transformers
-
-        model, name, sha256 = self.model, checkpoint.name, checkpoint_sha256(checkpoint)
-        if self._tuned is not None:
-            name, sha256 = self._tuned.origin(name, sha256)
-        return ReferenceFacts(
-            checkpoint=name,
-            format=checkpoint.format,
-            sha256=sha256,
-            model=type(model).__name__,
-            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-            parameters=sum(p.numel() for p in model.parameters()),
-            attention=str(model.config._attn_implementation),
-            tokenizer=type(self.tokenizer).__name__,
-            vocab_size=vocab_size,
-            threads=torch.get_num_threads(),
-            versions={
-                "torch": str(torch.__version__),
-                "transformers": str(transformers.__version__),
-                "tokenizers": str(tokenizers.__version__),
-            },
-        )
+    def _facts(self, checkpoint: Checkpoint, vocab_size: int) -> ReferenceFacts:
+        model = self.model.inner if isinstance(self.model, SourcedModel) else self.model
+        facts = reference_facts(checkpoint, model, self.tokenizer, vocab_size)
+        if self._tuned is None:
+            return facts
+        name, sha256 = self._tuned.origin(facts.checkpoint, facts.sha256)
+        return msgspec.structs.replace(facts, checkpoint=name, sha256=sha256)
 
     def _bound(self, logits: torch.Tensor) -> Float64:
         if self._slope is None:
@@ -215,9 +146,14 @@ class Reference:
                 f"the checkpoint's chat template does not take a conversation: {error}"
             ) from error
 
+    def _read(self, source: GivenSource | None) -> None:
+        if source is not None:
+            self.model.read(source)
+
     def score(self, request: Score) -> tuple[Scored, tuple[Float32, ...]]:
         """The announcement; what goes into the head [T, H], if asked for, and logits [T, V]."""
         started = time.perf_counter()
+        self._read(request.source)
         token_ids = torch.tensor([request.token_ids])
         with torch.inference_mode():
             if request.other_path:
@@ -263,6 +199,7 @@ class Reference:
 
     def draw(self, request: Draw) -> tuple[Drawn, Float32]:
         """Tokens drawn from the logits after the request's tokens, and these logits [V]."""
+        self._read(request.source)
         with torch.inference_mode():
             output = self.model(input_ids=torch.tensor([request.token_ids]), use_cache=False)
             row = output.logits[0, -1].float().contiguous()
@@ -276,8 +213,26 @@ class Reference:
         logits: Float32 = row.numpy()
         return answer, logits
 
-    def continue_greedily(self, prompts: tuple[tuple[int, ...], ...], steps: int) -> Continued:
+    def continue_greedily(
+        self,
+        prompts: tuple[tuple[int, ...], ...],
+        steps: int,
+        sources: tuple[GivenSource, ...] = (),
+    ) -> Continued:
         """Greedy tokens, ties by lowest id, end-of-text tokens not heeded."""
+        parts = []
+        for prompt, source in zip(prompts, sources, strict=bool(sources)):
+            self._read(source)
+            parts.append(self._continue((prompt,), steps))
+        if not sources:
+            return self._continue(prompts, steps)
+        return Continued(
+            tuple(row for part in parts for row in part.token_ids),
+            tuple(row for part in parts for row in part.margins),
+            tuple(row for part in parts for row in part.near_tie_bound),
+        )
+
+    def _continue(self, prompts: tuple[tuple[int, ...], ...], steps: int) -> Continued:
         history = torch.tensor(prompts)
         fed, cache = history, None
         margins, bounds = [], []
@@ -297,46 +252,23 @@ class Reference:
         return Continued(_rows(new), _rows(np.transpose(margins)), _rows(np.transpose(bounds)))
 
 
+def _load(checkpoint: Checkpoint, *, sourced: bool) -> Any:
+    if not sourced:
+        return load_model(checkpoint, dtype=torch.float32)
+    kind = checkpoint_kind(checkpoint)
+    if kind not in SOURCED:
+        raise CheckpointError(
+            f"{checkpoint.name}: an encoder-decoder model was expected, as the bundle is one; its "
+            "config names another kind"
+        )
+    return SourcedModel(load_model(checkpoint, dtype=torch.float32, kind=kind))
+
+
 def _rows(table: Any) -> tuple[tuple[Any, ...], ...]:
     return tuple(tuple(row.tolist() if isinstance(row, np.ndarray) else row) for row in table)
 
 
-class _Writer:
-    """Writes answers from a second thread, so that the next window is computed meanwhile.
-
-    At most one answer waits and one is written: memory does not grow with the text.
-    """
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
-        self._queue: queue.Queue[tuple[Answer, tuple[Float32, ...]] | None] = queue.Queue(maxsize=1)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def put(self, answer: Answer, arrays: tuple[Float32, ...] = ()) -> None:
-        self._queue.put((answer, arrays))
-
-    def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while (item := self._queue.get()) is not None:
-                write_message(self._stream, item[0])
-                for array in item[1]:
-                    self._stream.write(array.astype("<f4", copy=False).data.cast("B"))
-                self._stream.flush()
-        except OSError:  # nobody listens any more
-            os._exit(1)
-
-
-def _serve(reference: Reference, requests: IO[bytes], writer: _Writer) -> None:
-    while (request := read_request(requests)) is not None:
-        _answer(reference, request, writer)
-
-
-def _answer(reference: Reference, request: Request, writer: _Writer) -> None:
+def _answer(reference: Reference, request: Request, writer: Writer) -> None:
     match request:
         case Score():
             writer.put(*reference.score(request))
@@ -351,29 +283,13 @@ def _answer(reference: Reference, request: Request, writer: _Writer) -> None:
         case Draw():
             answer, logits = reference.draw(request)
             writer.put(answer, (logits,))
-        case ContinueGreedily(token_ids, steps):
-            writer.put(reference.continue_greedily(token_ids, steps))
+        case ContinueGreedily(token_ids, steps, sources):
+            writer.put(reference.continue_greedily(token_ids, steps, sources))
 
 
 def main(arguments: list[str]) -> int:
     """Serve until stdin closes."""
-    # Libraries print on stdout; answers keep a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    writer = _Writer(answers)
-    try:
-        reference = Reference(*arguments)
-        writer.put(reference.ready)
-        _serve(reference, sys.stdin.buffer, writer)
-    except HeadportError as error:
-        writer.put(Failure(type(error).__name__, str(error)))
-        return error.exit_code
-    except MemoryError as error:
-        writer.put(Failure(CheckpointError.__name__, f"the reference ran out of memory: {error}"))
-        return CheckpointError.exit_code
-    finally:
-        writer.close()
-    return 0
+    return serve(lambda: Reference(*arguments), _answer)
 
 
 if __name__ == "__main__":

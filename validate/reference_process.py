@@ -19,10 +19,13 @@ import numpy.typing as npt
 from headport import errors
 from headport.errors import HeadportError, ReferenceProcessError
 from headport.freed_memory import ENVIRONMENT
+from headport.validate.given_source import GivenSource
 from headport.validate.records import Messages
 from headport.validate.top_rows import TopRows
 from headport.validate.wire import (
     Answer,
+    Answered,
+    AskHeads,
     Continued,
     ContinueGreedily,
     Draw,
@@ -43,9 +46,10 @@ from headport.validate.wire import (
     write_message,
 )
 
-__all__ = ["ADAPTER_FLAG", "ReferenceProcess", "ScoredBlock"]
+__all__ = ["ADAPTER_FLAG", "SOURCED_FLAG", "ReferenceProcess", "ScoredBlock"]
 
 ADAPTER_FLAG = "--adapter="  # read by reference.py
+SOURCED_FLAG = "--sourced"  # an encoder-decoder model is expected; read by reference.py
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -75,11 +79,17 @@ class ReferenceProcess:
     before it was read; then both sides compute at the same time.
     """
 
-    def __init__(self, model: str, threads: int = 1, *flags: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        threads: int = 1,
+        *flags: str,
+        module: str = "headport.validate.reference",
+    ) -> None:
         """Start loading `model` at once; `threads` < 1 counts as 1.
 
         `flags` are --trust-remote-code, --allow-pickle and --adapter=FOLDER, as `headport export`
-        takes them.
+        takes them, and --sourced, where an encoder-decoder model is expected. `module` is run.
         """
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         environment = {
@@ -91,7 +101,7 @@ class ReferenceProcess:
             "HF_HUB_OFFLINE": "1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headport.validate.reference", model, *flags],
+            [sys.executable, "-m", module, model, *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -144,7 +154,12 @@ class ReferenceProcess:
         return self._receive(Encoded).token_ids
 
     def ask_score(
-        self, token_ids: Int64, *, hidden: bool = False, other_path: bool = False
+        self,
+        token_ids: Int64,
+        *,
+        hidden: bool = False,
+        other_path: bool = False,
+        source: GivenSource | None = None,
     ) -> None:
         """Ask for the logits of a window; `read_score` gets them.
 
@@ -152,8 +167,9 @@ class ReferenceProcess:
             token_ids: [T].
             hidden: Whether to ask for what goes into the head too.
             other_path: Whether to take the second code path.
+            source: What an encoder-decoder model answers to.
         """
-        self._send(Score(tuple(token_ids.tolist()), hidden, other_path))
+        self._send(Score(tuple(token_ids.tolist()), hidden, other_path, source))
 
     def read_score(self, rows: int) -> Iterator[ScoredBlock]:
         """The oldest unanswered window, in blocks of at most `rows` positions.
@@ -174,9 +190,10 @@ class ReferenceProcess:
             states = hidden[inside] if scored.hidden_size else None
             yield ScoredBlock(start, block, bound[inside], states)
 
-    def ask_greedy(self, prompts: Int64, steps: int) -> None:
+    def ask_greedy(self, prompts: Int64, steps: int, sources: Sequence[GivenSource] = ()) -> None:
         """Ask for greedy continuations of prompts [B, P]; `read_greedy` gets them."""
-        self._send(ContinueGreedily(tuple(tuple(row) for row in prompts.tolist()), steps))
+        rows = tuple(tuple(row) for row in prompts.tolist())
+        self._send(ContinueGreedily(rows, steps, tuple(sources)))
 
     def read_greedy(self) -> Continued:
         """The oldest unanswered continuations."""
@@ -204,6 +221,20 @@ class ReferenceProcess:
         """What the model would say after each layer, of tokens [T]."""
         self._send(Lens(tuple(token_ids.tolist())))
         return self._receive(Lensed)
+
+    def ask_heads(self, token_ids: Int64) -> None:
+        """Ask what every head says about a text [T]; `read_heads` gets it."""
+        self._send(AskHeads(tuple(token_ids.tolist())))
+
+    def read_heads(self) -> dict[str, dict[str, Float32]]:
+        """The oldest unanswered text: head → its arrays by name."""
+        found: dict[str, dict[str, Float32]] = {}
+        for head, name, shape in self._receive(Answered).arrays:
+            array = np.empty(shape, "<f4")
+            if array.size:
+                self._fill(array.data.cast("B"))
+            found.setdefault(head, {})[name] = array
+        return found
 
     def _send(self, request: Request) -> None:
         assert self._process.stdin is not None

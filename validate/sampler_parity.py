@@ -123,7 +123,8 @@ def sampler_parity(jobs: Sequence[Job], reference: ReferenceSide) -> SamplerPari
     rows, answers = [], []
     keys = tuple((seed, step, step % 3) for step, seed in enumerate(_SEEDS[:_DRAWS]))
     for job in list(jobs)[:_POSITIONS]:
-        asked = Draw(tuple(job.window.token_ids.tolist()), GRID, keys, _FREE)
+        fed = tuple(job.window.token_ids.tolist())
+        asked = Draw(fed, GRID, keys, _FREE, job.document.source)
         drawn, logits = reference.draw(asked)
         rows.append(logits)
         answers.append(drawn)

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.validate.documents import Tokens
+from headport.validate.given_source import GivenSource
 from headport.validate.records import Messages
 from headport.validate.reference_process import ScoredBlock
 from headport.validate.wire import Continued, Draw, Drawn, Lensed, Ready
 
-__all__ = ["ReferenceSide", "Tokenizing"]
+__all__ = ["HeadsSide", "ReferenceSide", "Tokenizing", "TokenizingReference"]
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -35,10 +36,8 @@ class Tokenizing(Protocol):
         ...
 
 
-class ReferenceSide(Protocol):
-    """The reference: a process, a store, or the model itself. Answers come in order."""
-
-    seconds: float  # spent in forward passes of `read_score`
+class TokenizingReference(Protocol):
+    """The tokenizer of the reference."""
 
     def ready(self) -> Ready:
         """Facts of the model."""
@@ -52,8 +51,31 @@ class ReferenceSide(Protocol):
         """Token ids of conversations as the checkpoint's own chat template gives them."""
         ...
 
+
+class HeadsSide(TokenizingReference, Protocol):
+    """The reference of heads that choose no next token."""
+
+    def ask_heads(self, token_ids: Int64) -> None:
+        """Ask what every head says about a text [T]."""
+        ...
+
+    def read_heads(self) -> dict[str, dict[str, Float32]]:
+        """The oldest unanswered text: head → its arrays by name."""
+        ...
+
+
+class ReferenceSide(TokenizingReference, Protocol):
+    """The reference: a process, a store, or the model itself. Answers come in order."""
+
+    seconds: float  # spent in forward passes of `read_score`
+
     def ask_score(
-        self, token_ids: Int64, *, hidden: bool = False, other_path: bool = False
+        self,
+        token_ids: Int64,
+        *,
+        hidden: bool = False,
+        other_path: bool = False,
+        source: GivenSource | None = None,
     ) -> None:
         """Ask for the logits of a window [T], and for what goes into the head."""
         ...
@@ -62,8 +84,8 @@ class ReferenceSide(Protocol):
         """The oldest unanswered window, in blocks of at most `rows` positions."""
         ...
 
-    def ask_greedy(self, prompts: Int64, steps: int) -> None:
-        """Ask for greedy continuations of prompts [B, P]."""
+    def ask_greedy(self, prompts: Int64, steps: int, sources: Sequence[GivenSource] = ()) -> None:
+        """Ask for greedy continuations of prompts [B, P], each of its own source if any."""
         ...
 
     def read_greedy(self) -> Continued:

@@ -22,6 +22,7 @@ from headport.errors import ParityError, UsageError
 from headport.manifest import FileEntry
 from headport.validate.documents import Text
 from headport.validate.evidence import NoiseFloor
+from headport.validate.given_source import GivenSource
 from headport.validate.records import Messages
 from headport.validate.reference_process import ScoredBlock
 from headport.validate.top_rows import TopRows
@@ -229,10 +230,16 @@ class StoredReference:
         return tuple(self._chats[chat_key(chat)] for chat in chats)
 
     def ask_score(
-        self, token_ids: Int64, *, hidden: bool = False, other_path: bool = False
+        self,
+        token_ids: Int64,
+        *,
+        hidden: bool = False,
+        other_path: bool = False,
+        source: GivenSource | None = None,
     ) -> None:
         """Ask for a stored window, or for its beginning."""
         del hidden
+        assert source is None, "no sources are stored"
         assert not other_path, "the noise floor was measured when the store was written"
         key = np.asarray(token_ids, np.int64).tobytes()
         if key not in self._starts:
@@ -272,8 +279,9 @@ class StoredReference:
 
         return block
 
-    def ask_greedy(self, prompts: Int64, steps: int) -> None:
+    def ask_greedy(self, prompts: Int64, steps: int, sources: Sequence[GivenSource] = ()) -> None:
         """Ask for stored greedy continuations, cut to `steps`."""
+        assert not sources, "no sources are stored"
         wanted = tuple(tuple(row) for row in prompts.tolist())
         for found in self.store.greedy:
             if found.prompts == wanted and steps <= found.steps:

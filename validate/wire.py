@@ -2,8 +2,8 @@
 
 Each message is one JSON line. `Scored` is followed by what goes into the head, rows · hidden_size
 float32, then by its logits, rows · vocab_size float32, both little-endian; `Layered` by its
-states, stages · rows · hidden_size float32. The reference process imports this file, so it imports
-no graph or runtime code.
+states, stages · rows · hidden_size float32; `Answered` by its arrays. The reference processes
+import this file, so it imports no graph or runtime code.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import IO
 
 import msgspec
 
+from headport.validate.given_source import GivenSource
 from headport.validate.records import Messages
 from headport.validate.report import ReferenceFacts
 
 __all__ = [
     "Answer",
+    "Answered",
+    "AskHeads",
     "ContinueGreedily",
     "Continued",
     "Draw",
@@ -62,6 +65,7 @@ class Score(_Message, frozen=True, tag="score"):
     token_ids: tuple[int, ...]
     hidden: bool = False  # also what goes into the head
     other_path: bool = False  # through the second code path, for the noise floor
+    source: GivenSource | None = None  # what an encoder-decoder model answers to
 
 
 class ContinueGreedily(_Message, frozen=True, tag="continue"):
@@ -69,6 +73,7 @@ class ContinueGreedily(_Message, frozen=True, tag="continue"):
 
     token_ids: tuple[tuple[int, ...], ...]
     steps: int
+    sources: tuple[GivenSource, ...] = ()  # one per prompt, of an encoder-decoder model
 
 
 class SamplingCase(msgspec.Struct, frozen=True):
@@ -116,6 +121,13 @@ class Draw(_Message, frozen=True, tag="draw"):
     cases: tuple[SamplingCase, ...]
     keys: tuple[tuple[int, int, int], ...]  # seed, step, sample of each draw
     free: SamplingCase  # whose whole distribution is asked for
+    source: GivenSource | None = None
+
+
+class AskHeads(_Message, frozen=True, tag="heads"):
+    """Ask what every head says about one text."""
+
+    token_ids: tuple[int, ...]
 
 
 class Ready(_Message, frozen=True, tag="ready"):
@@ -125,6 +137,8 @@ class Ready(_Message, frozen=True, tag="ready"):
     head_slope: float | None
     other_path: str  # in words; empty if the model knows only one
     hidden_size: int  # of what goes into the head; 0: head not found
+    start_token: int | None = None  # of the decoder; None: the model reads no source
+    heads: tuple[str, ...] = ()  # that `AskHeads` asks
 
 
 class Encoded(_Message, frozen=True, tag="encoded"):
@@ -176,6 +190,12 @@ class Drawn(_Message, frozen=True, tag="drawn"):
     distribution: tuple[tuple[int, float], ...]  # token id, probability
 
 
+class Answered(_Message, frozen=True, tag="answered"):
+    """Announces what heads say: of each array head, name and shape, in order."""
+
+    arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
 class Failure(_Message, frozen=True, tag="failure"):
     """An expected failure: the name of a class in `headport.errors`, and its message."""
 
@@ -183,8 +203,8 @@ class Failure(_Message, frozen=True, tag="failure"):
     message: str
 
 
-Request = Encode | EncodeChats | Score | Layers | Lens | ContinueGreedily | Draw
-Answer = Ready | Encoded | Scored | Layered | Lensed | Continued | Drawn | Failure
+Request = Encode | EncodeChats | Score | Layers | Lens | ContinueGreedily | Draw | AskHeads
+Answer = Ready | Encoded | Scored | Layered | Lensed | Continued | Drawn | Answered | Failure
 
 _ENCODER = msgspec.json.Encoder()
 _REQUESTS = msgspec.json.Decoder(Request)

@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("headport.build", "Run the stages of a recipe: export, prune, quantise, lower."),
     "reference": ("headport.validate.recording", "Store a reference for validation without torch."),
     "validate": ("headport.validate.command", "Compare a bundle with its PyTorch reference."),
+    "validate-heads": ("headport.validate.heads.command", "Compare other heads with PyTorch."),
     "price": ("headport.validate.price.command", "Say what a smaller vocabulary costs."),
     "report": ("headport.validate.reporting", "Write a report as HTML, Markdown or JUnit XML."),
     "compare": ("headport.validate.comparing", "Hold two reports on the same texts together."),

@@ -120,14 +120,6 @@ def test_serving_is_refused_before_anything_is_loaded(bundle):
         serve(Options(bundle=bundle("t5"), port=0))
 
 
-def test_validation_is_refused(bundle):
-    from headport.errors import UsageError
-    from headport.validate.command import _whole
-
-    with pytest.raises(UsageError, match=r"`headport validate` .* inspect --selftest"):
-        _whole(bundle("t5"))
-
-
 def test_generate_answers_a_source(bundle, capsys):
     code, text = told(
         capsys, "generate", bundle("marian"), "--source", "The head", "--max-new-tokens", 4

@@ -44,7 +44,7 @@ def test_a_divergence_is_placed_and_judged_by_the_margin(
 ) -> None:
     faithful = candidate.continue_greedily
 
-    def other(prompts: Any, steps: int) -> Any:
+    def other(prompts: Any, steps: int, _sources: Any) -> Any:
         chosen = faithful(prompts, steps)
         chosen[:, 3] = (chosen[:, 3] + 1) % 257
         return chosen

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from headport.validate.reference import Reference, _HeadWatch
+from headport.validate.head_watch import HeadWatch
+from headport.validate.reference import Reference
 from headport.validate.wire import Score
 
 
@@ -33,9 +34,9 @@ class _Toy(torch.nn.Module):
         return logits
 
 
-def watch(after: Any, bias: bool = False) -> tuple[_HeadWatch, torch.Tensor, _Toy]:
+def watch(after: Any, bias: bool = False) -> tuple[HeadWatch, torch.Tensor, _Toy]:
     toy = _Toy(after, bias)
-    found = _HeadWatch(toy)
+    found = HeadWatch(toy)
     with torch.inference_mode():
         logits = toy(torch.arange(8)[None])
     return found, logits, toy
@@ -71,7 +72,7 @@ def test_the_bound_is_the_formula_and_holds() -> None:
 def test_a_model_without_a_head_matrix_is_seen_but_not_bounded() -> None:
     toy = _Toy(lambda x: x)
     toy.get_output_embeddings = lambda: None  # type: ignore[method-assign, assignment, return-value]
-    found = _HeadWatch(toy)
+    found = HeadWatch(toy)
     with torch.inference_mode():
         toy(torch.arange(8)[None])
     assert found.output is None

@@ -15,7 +15,7 @@ __all__ = ["ROWS"]
 def _padded(run: Any) -> Any:
     """Left padding that nothing masks."""
 
-    def hidden_states(windows: Any) -> Any:
+    def hidden_states(windows: Any, _sources: Any) -> Any:
         pads = np.zeros(3, np.int64)
         return [states[3:] for states in run([np.append(pads, ids) for ids in windows])]
 
@@ -25,7 +25,7 @@ def _padded(run: Any) -> Any:
 def _stale(run: Any) -> Any:
     """The cache of another prompt was not cleared."""
 
-    def hidden_states(windows: Any) -> Any:
+    def hidden_states(windows: Any, _sources: Any) -> Any:
         left = np.array([9, 40, 7, 8, 100])
         return [states[5:] for states in run([np.append(left, ids) for ids in windows])]
 
@@ -34,13 +34,13 @@ def _stale(run: Any) -> Any:
 
 def _shifted(run: Any) -> Any:
     """Every answer stands one position late: labels and logits are shifted twice."""
-    return lambda windows: [np.roll(states, 1, axis=0) for states in run(windows)]
+    return lambda windows, _sources: [np.roll(states, 1, axis=0) for states in run(windows)]
 
 
 def _chunked(run: Any) -> Any:
     """The second half of a window starts without the first half's cache."""
 
-    def hidden_states(windows: Any) -> Any:
+    def hidden_states(windows: Any, _sources: Any) -> Any:
         halves = [(ids[: len(ids) // 2], ids[len(ids) // 2 :]) for ids in windows]
         return [np.concatenate(run(list(pair))) for pair in halves]
 
@@ -49,13 +49,15 @@ def _chunked(run: Any) -> Any:
 
 def _last_only(run: Any) -> Any:
     """One hidden state is handed to every position."""
-    return lambda windows: [np.repeat(states[-1:], len(states), 0) for states in run(windows)]
+    return lambda windows, _sources: [
+        np.repeat(states[-1:], len(states), 0) for states in run(windows)
+    ]
 
 
 def _half(run: Any) -> Any:
     """States pass through fp16 with a scale that overflows and is clamped."""
 
-    def hidden_states(windows: Any) -> Any:
+    def hidden_states(windows: Any, _sources: Any) -> Any:
         return [np.clip(states * 2.0**15, -65504, 65504) / 2.0**15 for states in run(windows)]
 
     return hidden_states

@@ -1,0 +1,1 @@
+"""Heads beside the LM head, as they run, compared with PyTorch on texts."""
