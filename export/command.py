@@ -63,7 +63,8 @@ from headport.export.streamed import Road, load_streamed
 from headport.export.subject import Subject, find_subject
 from headport.export.summary import summary
 from headport.export.trace import cache_shapes, trace_backbone
-from headport.export.tuning.applied import Tuning, check_adaptable, merge_adapter
+from headport.export.tuning.applied import apply_adapter, check_adaptable
+from headport.export.tuning.tuning import Tuning
 from headport.export.written import check_written
 from headport.manifest import SCHEMA_VERSION, Manifest
 
@@ -93,7 +94,7 @@ class Options(OptionRecord, frozen=True):
     ] = False
     head: Annotated[tuple[str, ...], option(HEAD_HELP, metavar="NAME=FILE|auto")] = ()
     adapter: Annotated[
-        Path | None, option("merge this LoRA adapter, a folder that PEFT wrote", metavar="FOLDER")
+        Path | None, option("apply this adapter, a folder that PEFT wrote", metavar="FOLDER")
     ] = None
     condition: Annotated[
         Path | None, option("projection of conditions that save_condition wrote", metavar="FILE")
@@ -165,7 +166,9 @@ def _export_decoder(
         shapes = cache_shapes(model)
         find = partial(find_subject, tokens=vocabulary.size, dtype=dtype)
         subject = find(model, kind, checkpoint, requests)
-        max_context = context_length(model) or _UNSTATED_CONTEXT
+        # A learnt prefix stands in the context too, before all that a sequence may hold.
+        positions = context_length(model) or _UNSTATED_CONTEXT
+        max_context = tuning.context_left(positions)
         crossed = (*_window_hint(model), *chunk_lengths(shapes))
         plan = plan_parity(_vocabulary_rows(model), max_context, crossed)
         with tuning.apart():
@@ -179,7 +182,7 @@ def _export_decoder(
             model, road = load_model(checkpoint, kind=kind), Road("loaded", str(error))
             subject = find(model, kind, checkpoint, requests)
             head, backbone = _traced(model, shapes, subject, dtype)
-        check_position_tables(backbone, max_context)
+        check_position_tables(backbone, positions)
         windows = _windows(backbone, plan, max_context)
         phase("writing")
         heads, task_heads = entries(subject.heads)
@@ -193,7 +196,7 @@ def _export_decoder(
             schema_version=SCHEMA_VERSION,
             license=write_licence(checkpoint, draft.path),
             provenance=tuning.origin(own),
-            model=model_entry(model, backbone, head, options.dtype),
+            model=tuning.shortened(model_entry(model, backbone, head, options.dtype)),
             graphs={},
             heads=heads,
             tensors=(),
@@ -204,9 +207,11 @@ def _export_decoder(
             selftest=None,
             files={},
             task_heads=task_heads,
+            prefix=tuning.prefix,
         )
         arrays = {name: array for each in subject.heads for name, array in each.files.items()}
         manifest = write_draft(manifest, graphs, draft, arrays)
+        tuning.write_prefix(draft.path, manifest.backbone.inputs)
         report: dict[str, Any] = {
             "weights": asdict(road),
             "parameters_in_no_graph": unused_parameters(model, backbone),
@@ -233,7 +238,8 @@ def _loaded(
     if adapter is None:
         return *load_streamed(checkpoint, kind=kind), Tuning()
     model = load_model(checkpoint, kind=kind)
-    return model, Road("loaded", "an adapter is merged into it"), merge_adapter(model, adapter)
+    tuning = apply_adapter(model, adapter, kind)
+    return model, Road("loaded", "an adapter is applied to it"), tuning
 
 
 def _traced(

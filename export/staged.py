@@ -52,7 +52,7 @@ class StagedRunner(PortableRunner):
 
     def __init__(self, bundle: Bundle, results: Sequence[Float32] | None = None) -> None:
         manifest = bundle.manifest
-        self._read_manifest(manifest)
+        self._read_bundle(bundle)
         self.steps: list[_Step] = []
         self._manifest = manifest
         self._results = None if results is None else deque(results)

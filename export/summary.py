@@ -65,7 +65,12 @@ def _leftovers(report: dict[str, Any]) -> Iterator[str]:
 
 def _adapter(report: dict[str, Any]) -> Iterator[str]:
     found = report.get("adapter")
-    if found is not None:
+    if found is not None and "tokens" in found:
+        yield (
+            f"adapter {found['name']} (sha256 {found['sha256'][:16]}…), {found['type']}: every "
+            f"sequence begins with its {found['tokens']} learnt tokens"
+        )
+    elif found is not None:
         ranks = ", ".join(map(str, found["ranks"]))
         whole = f", {len(found['whole'])} weights taken whole" if found["whole"] else ""
         yield (

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import UsageError
+from headport.learnt_prefix import PREFIX_FILE
 from headport.runner import open_runner
 from headport.session import SessionSettings
 from headport.validate.boundaries import Boundary, boundaries_of, write_exposed
@@ -141,7 +142,7 @@ def _copy(bundle: Bundle, pinned: Float32 | None, stages: int) -> Iterator[Bundl
     with tempfile.TemporaryDirectory(prefix="headport-") as folder:
         target = Path(folder)
         for name in manifest.files:
-            if name.startswith("data/"):
+            if name.startswith("data/") or name == PREFIX_FILE:
                 _place(bundle.path / name, target / name)
         write_exposed(bundle.path / graph.file, target / graph.file, pinned)
         size = manifest.model.hidden_size * stages

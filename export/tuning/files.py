@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from headport.errors import CheckpointError
 from headport.export.checkpoint import some_names
 
-__all__ = ["AdapterFiles", "adapter_sha256", "read_adapter"]
+__all__ = ["AdapterFiles", "AdapterName", "adapter_sha256", "read_adapter"]
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -29,11 +29,22 @@ _PREFIX = "base_model.model."  # PEFT wraps the model twice
 
 
 @dataclass(frozen=True)
-class AdapterFiles:
-    """What lies in an adapter's folder."""
+class AdapterName:
+    """Which adapter."""
 
     name: str  # of the folder
     sha256: str
+
+    def origin(self, checkpoint: str, sha256: str) -> tuple[str, str]:
+        """Name and hash of the model with the adapter, from those of the model alone."""
+        both = hashlib.sha256(f"{sha256} {self.sha256}".encode()).hexdigest()
+        return f"{checkpoint} + {self.name}", both
+
+
+@dataclass(frozen=True)
+class AdapterFiles(AdapterName):
+    """What lies in an adapter's folder."""
+
     config: dict[str, Any]
     tensors: dict[str, torch.Tensor]  # float32, named as in the model they are for
 

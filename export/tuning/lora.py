@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ import torch
 
 from headport.errors import CheckpointError, ExportError
 from headport.export.checkpoint import some_names
-from headport.export.tuning.files import AdapterFiles
+from headport.export.tuning.files import AdapterFiles, AdapterName
 from headport.export.tuning.lora_config import LoraConfig, lora_config
 
 __all__ = ["LowRank", "Tuned", "find_tuned", "is_transposed"]
@@ -53,18 +52,11 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Tuned(AdapterName):
     """An adapter that fits its model."""
 
-    name: str
-    sha256: str
     pairs: tuple[LowRank, ...]
     whole: dict[str, torch.Tensor] = field(default_factory=dict)  # parameters taken as they are
-
-    def origin(self, checkpoint: str, sha256: str) -> tuple[str, str]:
-        """Name and hash of the model with the adapter, from those of the model alone."""
-        both = hashlib.sha256(f"{sha256} {self.sha256}".encode()).hexdigest()
-        return f"{checkpoint} + {self.name}", both
 
     def facts(self, checkpoint_sha256: str) -> dict[str, Any]:
         """For the manifest: which adapter, and what of the model it changed."""

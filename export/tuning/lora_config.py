@@ -28,8 +28,9 @@ _READ = {
 }
 # Ways to begin training that leave the model's own weights as they were.
 _PLAIN_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
-# Put something before the prompt instead of changing weights, so nothing can be merged.
-_PROMPTS = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")
+# Put something before the prompt instead of changing weights, so nothing can be merged; those that
+# are exported do not come here.
+_PROMPTS = ("MULTITASK_PROMPT_TUNING", "CPT", "CARTRIDGE", "ADAPTION_PROMPT")
 _MERGE_FIRST = "merge it with PEFT's merge_and_unload, save the model and export that"
 
 
@@ -73,7 +74,7 @@ def lora_config(files: AdapterFiles) -> LoraConfig:
     """
     config = files.config
     if (kind := config.get("peft_type")) != "LORA":
-        remedy = "a learnt prompt is not exported" if kind in _PROMPTS else _MERGE_FIRST
+        remedy = "learnt tokens of this kind are not exported" if kind in _PROMPTS else _MERGE_FIRST
         raise ExportError(
             f"{files.name}: a LoRA adapter was expected, this one is {kind}; {remedy}"
         )

@@ -40,6 +40,7 @@ def engine(options: Options) -> Bundle:
     refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
     source.require_decoder_only("an engine", "lower it to ort-cpu")
+    source.require_no_prefix("an engine", "lower it to ort-cuda or ort-cpu")
     words = options.profile or default_profile(source.manifest.model.max_context)
     profiles = parse_profiles(words, source.manifest.model.max_context)
     with (

@@ -23,12 +23,13 @@ _GROUP_USE = Path("/sys/fs/cgroup/memory.current")
 
 
 def slot_bytes(bundle: Bundle, context: int) -> int:
-    """Bytes that one sequence of `context` tokens keeps in the caches.
+    """Bytes that one sequence of `context` tokens keeps in the caches, with a learnt prefix.
 
     Raises:
         BundleError: If a cache has a type that is not known here.
     """
-    total = 0
+    prefix = bundle.manifest.prefix
+    held, total = context + (0 if prefix is None else prefix.tokens), 0
     for port in (port for port in bundle.manifest.backbone.inputs if is_past(port.name)):
         if port.dtype not in _BYTES:
             raise BundleError(
@@ -36,7 +37,7 @@ def slot_bytes(bundle: Bundle, context: int) -> int:
                 f"{port.dtype}; use the release of headport that wrote the bundle"
             )
         sizes = [d for d in port.shape if isinstance(d, int)]
-        length = 1 if is_state(port.name) else cache_slots(context)
+        length = 1 if is_state(port.name) else cache_slots(held)
         total += math.prod(sizes) * length * _BYTES[port.dtype]
     return total
 

@@ -46,6 +46,7 @@ def open_plans(
         NoGpuError: If there is no GPU; nothing of TensorRT has been touched then.
         EngineError: If the backend, its version or the GPU is not the plans', or one does not load.
     """
+    bundle.require_no_prefix("running its plans", "lower it to ort-cuda or ort-cpu")
     records = _records(bundle, heads)
     for record in records.values():
         require_usable(bundle, record)

@@ -32,7 +32,7 @@ def onnxruntime_models(bundle: Bundle, name: str, serving: GraphServing) -> list
         serving: How they are served.
 
     Raises:
-        UsageError: If the bundle is lowered.
+        UsageError: If the bundle is lowered, or has a learnt prefix.
         ParityError: If it answers otherwise under the session options that the backend sets.
     """
     target = bundle.manifest.target
@@ -42,6 +42,7 @@ def onnxruntime_models(bundle: Bundle, name: str, serving: GraphServing) -> list
             "server without a state cannot do; give the portable bundle, or use --backend "
             + ("tensorrt" if target == "tensorrt" else "python")
         )
+    bundle.require_no_prefix("serving graphs without a state", "use --backend python")
     check_default_options(bundle)
     return [_model(bundle, name, serving, graph) for graph in bundle.manifest.graphs]
 

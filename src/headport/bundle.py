@@ -86,6 +86,23 @@ class Bundle:
                 f"supported for those; {instead}"
             )
 
+    def require_no_prefix(self, what: str, instead: str) -> None:
+        """Refuse a bundle with a learnt prefix, where nothing would put it into the caches.
+
+        Args:
+            what: What was asked for, in words.
+            instead: What to do.
+
+        Raises:
+            UsageError: If it has one.
+        """
+        prefix = self.manifest.prefix
+        if prefix is not None:
+            raise UsageError(
+                f"{self.path} begins every sequence with {prefix.tokens} learnt tokens "
+                f"({prefix.kind}), {what} was asked for, which would answer without them; {instead}"
+            )
+
     def file(self, name: str) -> Path:
         """The path of a file that the manifest lists.
 

@@ -2,7 +2,7 @@
 
 ONNX Runtime's CUDA kernel takes three kinds of step, so a step of ours becomes one or more of them:
 
-    prompt   all rows empty, right-padded, any lengths: one run
+    prompt   all rows empty, also of a learnt prefix, right-padded, any lengths: one run
     decode   one token for every row: one run. A row that has none gets one it does not keep: its
              slot lies behind the row's tokens and is overwritten by the next one
     rows     anything else, such as a chunk behind others: one run for each row that has tokens
@@ -33,13 +33,19 @@ _NO_RECORDING = -1
 
 
 class _DeviceCache:
-    """Preallocated keys and values where the session computes."""
+    """Preallocated keys and values where the session computes.
 
-    def __init__(self, batch_size: int, capacity: int, buffers: dict[str, DeviceArray]) -> None:
+    The first `prefix` slots of each row hold what every row begins with.
+    """
+
+    def __init__(
+        self, batch_size: int, capacity: int, buffers: dict[str, DeviceArray], prefix: int
+    ) -> None:
         self.capacity = capacity
         self.sources = RowSources((), batch_size)
         self.lengths: Int64 = np.zeros(batch_size, np.int64)
-        self.slots = _slots(capacity)
+        self.prefix = prefix
+        self.slots = _slots(prefix + capacity)
         self.buffers = buffers
         self.decode: _Step | None = None
         self.recording = _NO_RECORDING  # number of the recorded decode step
@@ -79,16 +85,20 @@ class DeviceRunner(SessionRunner):
         self._recordings = 0
 
     def new_cache(self, batch_size: int, capacity: int) -> _DeviceCache:
+        first = self._prefix.tokens
         buffers = {
             p.name: self._backbone.array(
-                np.zeros(
-                    self._cache_shape(p.shape, batch_size, _slots(capacity)),
-                    self._backbone.dtype(p.name),
+                self._prefix.fill(
+                    p.name,
+                    np.zeros(
+                        self._cache_shape(p.shape, batch_size, _slots(first + capacity)),
+                        self._backbone.dtype(p.name),
+                    ),
                 )
             )
             for p in self._past
         }
-        return _DeviceCache(batch_size, capacity, buffers)
+        return _DeviceCache(batch_size, capacity, buffers, first)
 
     def new_slots(self, count: int, capacity: int) -> DeviceSlots:
         """Slots for sequences that come and go; see `headport.slots`."""
@@ -105,7 +115,7 @@ class DeviceRunner(SessionRunner):
         if width == 0:
             return hidden
         ids = np.where(np.arange(width)[None, :] < lengths[:, None], token_ids[:, :width], 0)
-        if not cache.lengths.any():
+        if not cache.prefix and not cache.lengths.any():
             hidden[:, :width] = self._prompt(cache, ids, lengths)
         elif width == 1:
             hidden[:, :1] = self._decode(cache, ids, lengths)
@@ -127,7 +137,7 @@ class DeviceRunner(SessionRunner):
         if cache.decode is None:
             cache.decode = self._bind(cache.buffers, len(ids), 1)
             cache.recording, self._recordings = self._recordings, self._recordings + 1
-        held = cache.lengths
+        held = cache.prefix + cache.lengths
         # The token of a row that waits takes the position of the last one kept: every model has it.
         positions = np.where(lengths == 1, held, np.maximum(held, 1) - 1)[:, None]
         longest = int(held.max()) + 1
@@ -138,7 +148,7 @@ class DeviceRunner(SessionRunner):
         return self._run(cache.decode, ids, positions, held, cache.slots, recording=recording)
 
     def _row(self, cache: _DeviceCache, row: int, ids: Int64) -> Array:
-        held, new = int(cache.lengths[row]), ids.shape[1]
+        held, new = cache.prefix + int(cache.lengths[row]), ids.shape[1]
         part = {name: buffer.row(row) for name, buffer in cache.buffers.items()}
         step = self._bind(part, 1, new)
         positions = held + np.arange(new)[None, :]

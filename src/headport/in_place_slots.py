@@ -25,6 +25,11 @@ class InPlaceCache(Cache, Protocol):
     """A cache of fixed buffers."""
 
     @property
+    def prefix(self) -> int:
+        """First places of each slot, which hold what every sequence begins with."""
+        ...
+
+    @property
     def buffers(self) -> Mapping[str, Array]:
         """Cache input → what the next step reads, [count, KV, slots, D], or a state."""
         ...
@@ -71,9 +76,10 @@ class InPlaceSlots(SharedSlots):
     def copy(self, source: int, target: int, length: int) -> None:
         assert length == self.lengths[source] or self.divisible
         self.sources.copy(source, target)
+        end = self._cache.prefix + length
         for name, buffer in self._cache.buffers.items():
             if is_state(name):
                 buffer[target] = buffer[source]
             else:
-                buffer[target, :, :length] = buffer[source, :, :length]
+                buffer[target, :, :end] = buffer[source, :, :end]
         self.lengths[target] = length

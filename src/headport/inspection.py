@@ -30,6 +30,7 @@ from headport.manifest import (
     License,
     Manifest,
     Model,
+    Prefix,
     Provenance,
     Source,
     TaskHead,
@@ -88,6 +89,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     backbone_quantization: BackboneQuantization | None = None
     source: Source | None = None  # of an encoder-decoder model
     conditions: ConditionFacts | None = None  # that hidden states may be told
+    prefix: Prefix | None = None  # what every sequence begins with
     engines: tuple[EngineRecord, ...] = ()
     engine_faults: dict[str, tuple[str, ...]] = {}  # plan → why it is not this bundle's
     engine_notes: dict[str, tuple[str, ...]] = {}  # plan → why it cannot be run on this machine
@@ -112,6 +114,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
                 for name, head in self.task_heads.items()
                 for line in task_head_lines(name, head)
             ),
+            *(("prefix", line) for line in _prefix(self.prefix)),
             *(("condition", line) for line in _condition(self.conditions)),
             *(("backbone", line) for line in _backbone(self.backbone_quantization)),
             *((f"graph {name}", _size(size)) for name, size in self.graph_bytes.items()),
@@ -219,6 +222,16 @@ def _source(source: Source | None) -> list[str]:
     return [f"reads {most} tokens; its cross keys and values are read by the backbone, a decoder"]
 
 
+def _prefix(found: Prefix | None) -> list[str]:
+    """What stands in the caches before a sequence, as one line."""
+    if found is None:
+        return []
+    return [
+        f"{found.tokens} learnt tokens ({found.kind}) before every sequence, in its caches from "
+        f"the start; they take {found.tokens} places more than the context"
+    ]
+
+
 def _condition(found: ConditionFacts | None) -> list[str]:
     """What may be added to hidden states before the head, as one line."""
     if found is None:
@@ -268,6 +281,7 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
         backbone_quantization=manifest.backbone_quantization,
         source=manifest.source,
         conditions=_conditions(bundle),
+        prefix=manifest.prefix,
         engines=engines,
         engine_faults={e.plan: tuple(f) for e in engines if (f := strangers(bundle, e))},
         engine_notes={

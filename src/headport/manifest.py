@@ -20,6 +20,7 @@ __all__ = [
     "Manifest",
     "Model",
     "Port",
+    "Prefix",
     "Provenance",
     "Quantization",
     "SelftestTolerance",
@@ -254,6 +255,17 @@ class Source(_Strict, frozen=True):
     vocab_size: int | None  # of the ids
 
 
+class Prefix(_Strict, frozen=True):
+    """Keys and values that every sequence begins with, in `prefix.safetensors`.
+
+    They take the first places of the model's context: a sequence's own tokens stand at positions
+    `tokens`, `tokens` + 1, …, and `model.max_context` is what is left to these.
+    """
+
+    kind: str  # of the adapter that they come from, as PEFT names it
+    tokens: int  # P
+
+
 class SelftestTolerance(_Strict, frozen=True, omit_defaults=True):
     """Largest |Δ| the self-test accepts: absolute, in logits and in hidden-state units."""
 
@@ -288,6 +300,12 @@ class Manifest(_Strict, frozen=True, omit_defaults=True):
     backbone_quantization: BackboneQuantization | None = None
     task_heads: dict[str, TaskHead] = {}  # heads that give something else than logits of tokens
     source: Source | None = None  # of an encoder-decoder model
+    prefix: Prefix | None = None  # of a model tuned by one
+
+    @property
+    def positions(self) -> int:
+        """Tokens that a cache may hold: those of a sequence, and a learnt prefix before them."""
+        return self.model.max_context + (0 if self.prefix is None else self.prefix.tokens)
 
     @property
     def backbone_name(self) -> str:

@@ -25,9 +25,11 @@ class PortableSlots:
     rows hold. Lower the bundle where that matters.
 
     Args:
-        buffers: Cache input → zeros, [count, KV, capacity, D], or of any shape for a state.
+        buffers: Cache input → [count, KV, prefix + capacity, D], zeros behind the prefix, or zeros
+            of any shape for a state.
         sources: What each slot reads beside its tokens.
         capacity: Tokens per slot.
+        prefix: First places of each slot, which hold what every sequence begins with.
         run: Runs the backbone once.
     """
 
@@ -38,6 +40,7 @@ class PortableSlots:
         buffers: dict[str, Array],
         sources: RowSources,
         capacity: int,
+        prefix: int,
         run: Callable[[dict[str, Array]], dict[str, Array]],
     ) -> None:
         self.capacity = capacity
@@ -46,11 +49,12 @@ class PortableSlots:
         self.nbytes = sum(buffer.nbytes for buffer in buffers.values())
         self.divisible = not any(is_state(name) for name in buffers)
         self._buffers = buffers
+        self._prefix = prefix
         self._run = run
 
     def forward(self, rows: Sequence[int], token_ids: Int64, lengths: Int64) -> Float32:
         chosen = np.asarray(rows, np.int64)
-        held = self.lengths[chosen]
+        held = self._prefix + self.lengths[chosen]
         longest, width = int(held.max()), token_ids.shape[1]
         valid = np.arange(width)[None, :] < lengths[:, None]
         past = np.arange(longest)[None, :] < held[:, None]
@@ -70,15 +74,16 @@ class PortableSlots:
             for n, row in enumerate(rows):
                 new = grown[n, :, longest : longest + int(lengths[n])]
                 buffer[row, :, held[n] : held[n] + int(lengths[n])] = new
-        self.lengths[chosen] = held + lengths
+        self.lengths[chosen] += lengths
         return found["hidden_states"].astype(np.float32, copy=False)
 
     def cut(self, slot: int, length: int) -> None:
         assert length in (0, self.lengths[slot]) or self.divisible
+        first, end = self._prefix + length, self._prefix + int(self.lengths[slot])
         for name, buffer in self._buffers.items():
             # What stands behind a row's tokens is read, with weight 0: it must be finite.
             if not is_state(name):
-                buffer[slot, :, length : int(self.lengths[slot])] = 0
+                buffer[slot, :, first:end] = 0
             elif length == 0:
                 buffer[slot] = 0
         self.lengths[slot] = length
@@ -87,9 +92,10 @@ class PortableSlots:
         assert length == self.lengths[source] or self.divisible
         self.cut(target, 0)
         self.sources.copy(source, target)
+        end = self._prefix + length
         for name, buffer in self._buffers.items():
             if is_state(name):
                 buffer[target] = buffer[source]
             else:
-                buffer[target, :, :length] = buffer[source, :, :length]
+                buffer[target, :, :end] = buffer[source, :, :end]
         self.lengths[target] = length

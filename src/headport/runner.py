@@ -64,14 +64,17 @@ def open_runner(
 
 
 class _GrowingCache:
-    """Keys, values and states as the last run returned them, and which slots hold tokens."""
+    """Keys, values and states as the last run returned them, and which slots hold tokens.
 
-    def __init__(self, sources: RowSources, capacity: int, past: list[Array]) -> None:
+    The first `prefix` slots hold what every row begins with.
+    """
+
+    def __init__(self, sources: RowSources, capacity: int, past: list[Array], prefix: int) -> None:
         batch_size = sources.count
         self.sources = sources
         self.capacity = capacity
         self.lengths: Int64 = np.zeros(batch_size, np.int64)
-        self.mask: Int64 = np.zeros((batch_size, 0), np.int64)
+        self.mask: Int64 = np.ones((batch_size, prefix), np.int64)
         self.past = past
 
     def reorder(self, source_rows: Int64) -> None:
@@ -88,11 +91,14 @@ class PortableRunner(SessionRunner):
     """
 
     def new_cache(self, batch_size: int, capacity: int) -> _GrowingCache:
+        first = self._prefix.tokens
         past = [
-            np.zeros(self._cache_shape(p.shape, batch_size, 0), self._backbone.dtype(p.name))
+            self._prefix.rows(p.name, batch_size)
+            if first
+            else np.zeros(self._cache_shape(p.shape, batch_size, 0), self._backbone.dtype(p.name))
             for p in self._past
         ]
-        return _GrowingCache(RowSources(self._cross, batch_size), capacity, past)
+        return _GrowingCache(RowSources(self._cross, batch_size), capacity, past, first)
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _GrowingCache)
@@ -118,13 +124,19 @@ class PortableRunner(SessionRunner):
 
     def new_slots(self, count: int, capacity: int) -> PortableSlots:
         """Slots for sequences that come and go; see `headport.slots`."""
+        first = self._prefix.tokens
         buffers = {
-            p.name: lazy_zeros(
-                self._cache_shape(p.shape, count, capacity), self._backbone.dtype(p.name)
+            p.name: self._prefix.fill(
+                p.name,
+                lazy_zeros(
+                    self._cache_shape(p.shape, count, first + capacity),
+                    self._backbone.dtype(p.name),
+                ),
             )
             for p in self._past
         }
-        return PortableSlots(buffers, RowSources(self._cross, count), capacity, self._run)
+        sources = RowSources(self._cross, count)
+        return PortableSlots(buffers, sources, capacity, first, self._run)
 
     def _run(self, feeds: dict[str, Array]) -> dict[str, Array]:
         found = self._backbone.run(feeds)
@@ -141,10 +153,11 @@ class _FixedCache:
         sets: Buffers by name of the cache input; two sets where there are states, which steps read
             and write in turn: one may write the next state before all that depends on the last one
             has been computed. Keys and values are the same arrays in both.
+        prefix: First slots of each row, which hold what every row begins with.
     """
 
     def __init__(
-        self, sources: RowSources, capacity: int, sets: tuple[dict[str, Array], ...]
+        self, sources: RowSources, capacity: int, sets: tuple[dict[str, Array], ...], prefix: int
     ) -> None:
         batch_size = sources.count
         self.sources = sources
@@ -155,7 +168,8 @@ class _FixedCache:
         self.turn = 0  # the set that the next step reads
         self.seqlens_k = np.zeros(batch_size, np.int32)
         self.query_seqlens = np.zeros(batch_size, np.int32)
-        self.slots = cache_slots(capacity)
+        self.prefix = prefix
+        self.slots = cache_slots(prefix + capacity)
         self.total_sequence_length = np.array(self.slots, np.int32)
         # By first row, rows and turn, of steps by one token.
         self.bindings: dict[tuple[int, int, int], tuple[Binding, Int64, Array]] = {}
@@ -172,7 +186,7 @@ class _FixedCache:
 
     def reorder(self, source_rows: Int64) -> None:
         """See `headport.session_runner.Cache`. In place: the buffers are bound."""
-        longest = int(self.lengths.max(initial=0))
+        longest = self.prefix + int(self.lengths.max(initial=0))
         for name, buffer in self.buffers.items():
             held = buffer if is_state(name) else buffer[:, :, :longest]
             held[...] = held[source_rows]
@@ -196,8 +210,8 @@ class InPlaceRunner(SessionRunner):
 
     States of recurrent layers are inputs and outputs of their own.
 
-    `seqlens_k` [B] = tokens in the cache after the step, minus one; `query_seqlens` [B] = new
-    tokens of each row; `total_sequence_length` = slots of the cache.
+    `seqlens_k` [B] = tokens in the cache after the step, those of a learnt prefix included, minus
+    one; `query_seqlens` [B] = new tokens of each row; `total_sequence_length` = slots of the cache.
     """
 
     def new_cache(self, batch_size: int, capacity: int) -> _FixedCache:
@@ -206,16 +220,20 @@ class InPlaceRunner(SessionRunner):
     def _new_cache(
         self, batch_size: int, capacity: int, zeros: Callable[..., Array]
     ) -> _FixedCache:
+        first = self._prefix.tokens
         buffers = {
-            p.name: zeros(
-                self._cache_shape(p.shape, batch_size, cache_slots(capacity)),
-                self._backbone.dtype(p.name),
+            p.name: self._prefix.fill(
+                p.name,
+                zeros(
+                    self._cache_shape(p.shape, batch_size, cache_slots(first + capacity)),
+                    self._backbone.dtype(p.name),
+                ),
             )
             for p in self._past
         }
         states = {name: np.zeros_like(b) for name, b in buffers.items() if is_state(name)}
         sets = (buffers, buffers | states) if states else (buffers,)
-        return _FixedCache(RowSources(self._cross, batch_size), capacity, sets)
+        return _FixedCache(RowSources(self._cross, batch_size), capacity, sets, first)
 
     def forward(self, cache: Cache, token_ids: Int64, lengths: Int64) -> Float32:
         assert isinstance(cache, _FixedCache)
@@ -223,7 +241,7 @@ class InPlaceRunner(SessionRunner):
         width, start = token_ids.shape[1], 0
         parts: list[Float32] = []
         while start < width:
-            room = cache.slots - int(cache.lengths.max(initial=0))
+            room = cache.slots - cache.prefix - int(cache.lengths.max(initial=0))
             stop = min(width, start + room)
             new = np.clip(lengths - start, 0, stop - start)
             parts.append(self._step(cache, 0, token_ids[:, start:stop], new))
@@ -252,7 +270,7 @@ class InPlaceRunner(SessionRunner):
         after = cache.lengths[rows] + new
         cache.query_seqlens[rows] = new
         # A row that holds nothing must still name a token; without a query nothing is written.
-        cache.seqlens_k[rows] = np.maximum(after, 1) - 1
+        cache.seqlens_k[rows] = np.maximum(cache.prefix + after, 1) - 1
         binding.run()
         self.runs += 1
         cache.written(rows, after)

@@ -14,7 +14,8 @@ from headport.bundle import Bundle
 from headport.cache_ports import is_past, present_name
 from headport.errors import BundleError, PromptError
 from headport.heads import HeadMethods, HeadOutput, HeadSessions, QuantisedLogits
-from headport.manifest import Graph, Manifest
+from headport.learnt_prefix import LearntPrefix, read_prefix
+from headport.manifest import Graph
 from headport.session import SessionSettings, open_session
 from headport.source_encoder import RowSources, SourceEncoder, cross_names
 
@@ -26,7 +27,10 @@ Array = npt.NDArray[Any]
 
 
 class Cache(Protocol):
-    """Keys, values and states of one batch, owned by the runner that made it."""
+    """Keys, values and states of one batch, owned by the runner that made it.
+
+    A learnt prefix is in every row from the start; it counts neither as length nor as capacity.
+    """
 
     @property
     def lengths(self) -> Int64:
@@ -125,7 +129,7 @@ class SessionRunner(HeadMethods):
         manifest = bundle.manifest
         options = manifest.session_options
         backbone = manifest.backbone
-        self._read_manifest(manifest)
+        self._read_bundle(bundle)
         self._backbone = open_session(bundle.path / backbone.file, options, settings)
         # Only a decode step is recorded: heads are fed arrays of any number of rows, the encoder
         # sources of any length.
@@ -134,9 +138,11 @@ class SessionRunner(HeadMethods):
         self._heads = HeadSessions(bundle, unrecorded, heads)
         self._check_ports(backbone)
 
-    def _read_manifest(self, manifest: Manifest) -> None:
+    def _read_bundle(self, bundle: Bundle) -> None:
         """What is known without a session; also for runners that open none."""
+        manifest = bundle.manifest
         self.runs = 0
+        self._prefix: LearntPrefix = read_prefix(bundle)
         self._hidden_size = manifest.model.hidden_size
         self._past = [p for p in manifest.backbone.inputs if is_past(p.name)]
         self._present = [present_name(p.name) for p in self._past]

@@ -90,6 +90,9 @@ def analyse_with(reference: ReferenceSide, options: Options) -> AnalysisReport:
     texts = read_texts(options.text)
     bundle = Bundle.open(options.bundle)
     bundle.require_decoder_only("an analysis against its reference", "export tells its parity")
+    bundle.require_no_prefix(
+        "an analysis, whose reference takes no adapter", "use `headport validate --adapter`"
+    )
     candidate = Candidate(bundle, max(1, usable_cpus() // 2))
     materials = prepare(texts, candidate, options.max_tokens)
     facts = reference.ready().facts

@@ -101,6 +101,10 @@ def price_with(reference: ReferenceSide, options: Options) -> PriceReport:
     bundle, pruned = Bundle.open(options.bundle), Bundle.open(options.pruned)
     for each in (bundle, pruned):
         each.require_decoder_only("a price of pruning", "keep its whole vocabulary")
+        each.require_no_prefix(
+            "a price of pruning, whose reference takes no adapter",
+            "price the same cut of the model without its adapter",
+        )
         if "lm" not in each.manifest.heads:
             raise UsageError(f"{each.path}: a head 'lm' was expected, it has none")
     kept = read_kept(bundle, pruned)

@@ -154,6 +154,12 @@ def apply_passes(target: Target, manifest: Manifest, models: dict[str, ir.Model]
             f"an encoder-decoder bundle has no proved form on {target.name} as asked for; lower it "
             f"to {' or '.join(_SOURCED)} for the newest ONNX Runtime, or run the portable bundle"
         )
+    if manifest.prefix is not None and target.name == "tensorrt":
+        raise LoweringError(
+            f"its sequences begin with {manifest.prefix.tokens} learnt tokens "
+            f"({manifest.prefix.kind}), which nothing puts into the caches of TensorRT plans; "
+            "lower to ort-cpu or ort-cuda"
+        )
     behind = [name for name, head in all_parts(manifest).items() if head.transform is not None]
     others = manifest.task_heads
     if target.name == "tensorrt" and (others or behind):
@@ -164,7 +170,7 @@ def apply_passes(target: Target, manifest: Manifest, models: dict[str, ir.Model]
         )
     matches: list[Match] = []
     backbone = _backbone(manifest, models)
-    for rewrite in target.passes(backbone, manifest.model.max_context):
+    for rewrite in target.passes(backbone, manifest.positions):
         matches += rewrite(backbone)
     for name, head in all_parts(manifest).items():
         for rewrite_head in target.head:

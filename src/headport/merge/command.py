@@ -61,6 +61,7 @@ def merge(options: Options) -> MergeReport:
     """
     source = Bundle.open(options.bundle)
     source.require_decoder_only("merging", "use its graphs as they are: encoder, backbone and head")
+    source.require_no_prefix("merging for other runtimes", "run it with headport.runtime")
     if source.path.resolve() in (options.output.resolve(), *options.output.resolve().parents):
         raise OutputError(f"{options.output} lies in the bundle that is merged; choose another")
     runtimes = _runtimes(options)

@@ -20,7 +20,7 @@ from headport.bundle import Bundle
 from headport.errors import CheckpointError, ExportError, ParityError, UsageError
 from headport.export.checkpoint import checkpoint_sha256, find_checkpoint, load_model
 from headport.export.command import Options, export
-from headport.export.tuning.applied import check_adaptable, merge_adapter, put_beside
+from headport.export.tuning.applied import apply_adapter, check_adaptable, put_beside
 from headport.export.tuning.files import read_adapter
 from headport.export.tuning.lora import LowRank, find_tuned
 from headport.runtime import Generator
@@ -88,7 +88,7 @@ def test_merged_and_beside_answer_like_peft(kind, tied, adapters):
     plain = load_model(find_checkpoint(str(tied)))
     with torch.no_grad():
         without = plain(input_ids=IDS, use_cache=False).logits
-    merged = merge_adapter(plain, adapters[kind])
+    merged = apply_adapter(plain, adapters[kind])
     with torch.no_grad():
         found = plain(input_ids=IDS, use_cache=False).logits
         with merged.apart():
@@ -122,7 +122,7 @@ def test_transposed_layers_and_scaled_embeddings(tmp_path):
         adapter = save_adapter(checkpoint, tmp_path / f"{name}-a", target_modules=targets[name])
         expected = peft_logits(checkpoint, adapter)
         model = load_model(find_checkpoint(str(checkpoint)))
-        merged = merge_adapter(model, adapter)
+        merged = apply_adapter(model, adapter)
         with torch.no_grad():
             found = model(input_ids=IDS, use_cache=False).logits
             with merged.apart():
@@ -227,7 +227,7 @@ def changed(adapter: Path, folder: Path, config: dict[str, Any], tensors: Any = 
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
         ({"some_new_field": 3}, "some_new_field=3"),
         ({"peft_type": "IA3"}, "a LoRA adapter was expected, this one is IA3; merge it"),
-        ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING; a learnt prompt is not exported"),
+        ({"peft_type": "CPT"}, "this one is CPT; learnt tokens of this kind are not exported"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(config, message, tied, adapters, tmp_path):
@@ -263,17 +263,17 @@ def _poisoned(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_broken_adapters(config, tensors, message, tied, adapters, tmp_path):
     folder = changed(adapters["attention"], tmp_path / "a", config, tensors)
     with pytest.raises(CheckpointError, match=message):
-        merge_adapter(load_model(find_checkpoint(str(tied))), folder)
+        apply_adapter(load_model(find_checkpoint(str(tied))), folder)
 
 
 def test_an_adapter_for_another_model(tied, adapters, tmp_path):
     other = save_model(tmp_path / "wide", llama_config(hidden_size=32, num_hidden_layers=1))
     model = load_model(find_checkpoint(str(other)))
     with pytest.raises(CheckpointError, match=r"another model \(tied\): LlamaForCausalLM has no"):
-        merge_adapter(model, adapters["attention"])
+        apply_adapter(model, adapters["attention"])
     short = changed(adapters["attention"], tmp_path / "a", {}, _without("layers.1"))
     with pytest.raises(CheckpointError, match=r"needs A \[4, 32\] and B \[32, 4\]"):
-        merge_adapter(model, short)
+        apply_adapter(model, short)
 
 
 def test_missing_files(tied, tmp_path):
