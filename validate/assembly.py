@@ -80,6 +80,7 @@ class Settings:
     rules_source: str | None
     baseline: tuple[Path, Report] | None
     bounded: tuple[str, ...] = ()  # beginnings of metrics that only a bound is known of
+    condition: str = ""  # what hidden states were told; "": nothing
     start: str | None = None  # token that a decoder starts with, where it answers to a source
 
 
@@ -274,6 +275,7 @@ def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall
             "sides, sums in float64"
         ),
         documents=_DOCUMENTS if settings.start is None else _PAIRS,
+        condition=settings.condition,
         counting=_COUNTING if settings.start is None else _COUNTING_PAIRS,
         special_tokens=special,
         window=settings.window,

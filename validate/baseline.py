@@ -49,6 +49,7 @@ _SUBJECT: dict[str, Callable[[Report], Any]] = {
     "texts": lambda report: {part.name: part.sha256 for part in report.slices},
     "window": lambda report: report.protocol.window,
     "overlap": lambda report: report.protocol.overlap,
+    "condition": lambda report: report.protocol.condition,
     "tokens": lambda report: report.tokens_scored,
     "reference": lambda report: report.reference.sha256,
     "knowledge of the reference": lambda report: report.protocol.top_only,

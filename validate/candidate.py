@@ -10,9 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.bundle import Bundle
+from headport.condition import open_conditions
 from headport.errors import BundleError, ParityError
 from headport.runner import Cache, Candidates, open_runner
 from headport.runtime.chat import chat_text
+from headport.runtime.conditions import Condition, read_vector
+from headport.runtime.results import Stats
 from headport.runtime.text import Tokens as BundleTokens
 from headport.session import SessionSettings
 from headport.validate.documents import Tokens
@@ -59,12 +62,23 @@ class Candidate:
 
     `sources` reads what an encoder-decoder bundle answers to; None of another bundle.
 
+    Args:
+        bundle: The bundle.
+        threads: ONNX Runtime's.
+        settings: The other settings of its sessions.
+        condition: What hidden states are told, of a bundle with conditions.
+
     Raises:
         BundleError: If it has no head `lm`, or does not load.
+        RequestError: If it takes no condition, or not this one.
     """
 
     def __init__(
-        self, bundle: Bundle, threads: int, settings: SessionSettings | None = None
+        self,
+        bundle: Bundle,
+        threads: int,
+        settings: SessionSettings | None = None,
+        condition: Condition | None = None,
     ) -> None:
         head = bundle.manifest.heads.get(HEAD_NAME)
         if head is None or (head.outputs == "candidates") != (head.candidates is not None):
@@ -86,6 +100,7 @@ class Candidate:
         self.proved = Proved(0, 0, 0)
         self._runner = open_runner(bundle, self.settings, heads=(HEAD_NAME,))
         self.sources = open_sources(bundle, self._runner, self.tokens)
+        self._added = read_vector(condition, open_conditions(bundle), Stats())
 
     def encode(self, text: str, *, special_tokens: bool = True) -> Tokens:
         """Token ids, with what the tokenizer itself adds or without, and how far each reaches."""
@@ -126,7 +141,7 @@ class Candidate:
             sources: What each answers to, of an encoder-decoder bundle.
 
         Returns:
-            Per window [T, H].
+            Per window [T, H], with what the condition adds.
         """
         started = time.perf_counter()
         lengths = np.array([len(window) for window in windows], np.int64)
@@ -140,9 +155,12 @@ class Candidate:
             chunk = token_ids[:, start : start + CHUNK_TOKENS]
             new = np.clip(lengths - start, 0, chunk.shape[1])
             parts.append(self._runner.forward(cache, chunk, new))
-        hidden = np.concatenate(parts, axis=1)
+        hidden = self._told(np.concatenate(parts, axis=1))
         self.seconds += time.perf_counter() - started
         return [row[:length] for row, length in zip(hidden, lengths, strict=True)]
+
+    def _told(self, hidden: Float32) -> Float32:
+        return hidden if self._added is None else hidden + self._added
 
     def _new_cache(self, rows: int, capacity: int, sources: Sequence[GivenSource]) -> Cache:
         cache = self._runner.new_cache(rows, capacity)
@@ -208,7 +226,8 @@ class Candidate:
         for step in range(steps):
             new = np.full(batch_size, fed.shape[1], np.int64)
             hidden = self._runner.forward(cache, fed, new)
-            output = self._runner.head(np.ascontiguousarray(hidden[:, -1]), HEAD_NAME)
+            last = self._told(np.ascontiguousarray(hidden[:, -1]))
+            output = self._runner.head(last, HEAD_NAME)
             if output.candidates is not None:
                 chosen[:, step] = output.candidates.ids[:, 0]
             else:

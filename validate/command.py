@@ -6,14 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from headport.bundle import Bundle, check_text_files, write_text
-from headport.command import OptionRecord, Outcome, check_least, option, positional
+from headport.command import Outcome, check_least
 from headport.errors import UsageError
-from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.session import SessionSettings, usable_cpus
 from headport.validate.assembly import Evidence, Findings, Settings, assemble_report
 from headport.validate.attribution import attribute, noise_floor, sampled_jobs
@@ -23,6 +22,7 @@ from headport.validate.comparison import Material, check_ids, compare, jobs_of, 
 from headport.validate.documents import Text, read_texts
 from headport.validate.fitness import (
     check_adapter,
+    check_conditioned,
     check_kind,
     check_known,
     check_model,
@@ -30,13 +30,21 @@ from headport.validate.fitness import (
     check_whole,
     knows_top_only,
     midpoint_of,
+    read_condition,
 )
 from headport.validate.gates import GateRule, check_slices, read_gates
 from headport.validate.greedy import run_greedy
 from headport.validate.markdown import render_markdown
+from headport.validate.options import Options
 from headport.validate.pairs import check_targets
 from headport.validate.reading import read_report
-from headport.validate.reference_process import ADAPTER_FLAG, SOURCED_FLAG, ReferenceProcess
+from headport.validate.reference_process import (
+    ADAPTER_FLAG,
+    CONDITION_FLAG,
+    PROJECTION_FLAG,
+    SOURCED_FLAG,
+    ReferenceProcess,
+)
 from headport.validate.report import ReferenceFacts, Report
 from headport.validate.sampler_parity import sampler_parity
 from headport.validate.sides import ReferenceSide
@@ -53,75 +61,6 @@ SUMMARY = "Compare a bundle with its PyTorch reference on texts, and decide by g
 
 
 _TRUST = ("trust_remote_code", "allow_pickle")
-
-
-class Options(OptionRecord, frozen=True):
-    """Options of `headport validate`."""
-
-    bundle: Annotated[Path, positional("bundle folder, portable or lowered")]
-    reference: Annotated[
-        str,
-        option(
-            "to compare with: Hugging Face folder, .gguf, module:function, or a folder that "
-            "`headport reference` wrote",
-            metavar="MODEL",
-        ),
-    ]
-    text: Annotated[
-        tuple[Path, ...],
-        option(
-            "plain UTF-8 texts, or .jsonl files of records, which an encoder-decoder bundle needs; "
-            "each reported by name; a stored reference brings its own",
-            metavar="FILE",
-        ),
-    ] = ()
-    gates: Annotated[
-        Path | None, option("limits that decide (TOML; default: those of the recipe)")
-    ] = None
-    markdown: Annotated[Path | None, option("also write the report as Markdown")] = None
-    html: Annotated[Path | None, option("also write the report as one HTML page")] = None
-    junit: Annotated[
-        Path | None, option("also write the gates as JUnit XML, a test case each", metavar="FILE")
-    ] = None
-    force: Annotated[bool, option("replace existing --markdown, --html and --junit files")] = False
-    adapter: Annotated[
-        Path | None,
-        option("the adapter that the bundle was exported with", metavar="FOLDER"),
-    ] = None
-    max_tokens: Annotated[
-        int, option("tokens to score in all, an equal share of each text (default: 0, all)")
-    ] = 0
-    window: Annotated[int, option("tokens fed at once at most; the context bounds it too")] = 1024
-    batch_size: Annotated[int, option("windows that the bundle runs together")] = 1
-    overlap: Annotated[
-        int, option("tokens that a window repeats of the one before, as context only")
-    ] = 0
-    ignore_ids: Annotated[
-        tuple[int, ...], option("token ids that are fed but not scored", metavar="ID")
-    ] = ()
-    greedy_tokens: Annotated[int, option("new tokens of each greedy run, 0 for none")] = 32
-    attribution_tokens: Annotated[
-        int, option("tokens on which the drift is split into parts, 0 for none")
-    ] = 512
-    noise_floor_tokens: Annotated[
-        int, option("tokens on which the reference is held against itself, 0 for none")
-    ] = 256
-    unquantised: Annotated[
-        Path | None, option("the bundle before quantisation: a midpoint of the split")
-    ] = None
-    bisect: Annotated[
-        bool, option("find the layer of the backbone that first leaves the reference")
-    ] = False
-    sampler: Annotated[
-        bool, option("hold the runtimes' samplers against transformers' on shared noise")
-    ] = False
-    baseline: Annotated[
-        Path | None, option("earlier report (--json) that must not be worse", metavar="REPORT")
-    ] = None
-    provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
-    cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
-    trust_remote_code: Annotated[bool, option("as for export")] = False
-    allow_pickle: Annotated[bool, option("as for export")] = False
 
 
 def validate(options: Options) -> Report:
@@ -145,6 +84,8 @@ def validate(options: Options) -> Report:
     flags = [f"--{n.replace('_', '-')}" for n in _TRUST if getattr(options, n)]
     flags += [] if options.adapter is None else [f"{ADAPTER_FLAG}{options.adapter}"]
     flags += [] if task.bundle.manifest.source is None else [SOURCED_FLAG]
+    if options.condition is not None:
+        flags += [f"{PROJECTION_FLAG}{options.projection}", f"{CONDITION_FLAG}{options.condition}"]
     threads = cpus - _candidate_threads(cpus)
     with ReferenceProcess(options.reference, threads, *flags) as reference:
         return _validate(task, reference)
@@ -183,7 +124,10 @@ def _read_task(options: Options, stored: StoredReference | None = None) -> _Task
         check_known(options.gates, rules or (), options.baseline, stored)
     bundle = _whole(options.bundle)
     asked = {"--bisect": options.bisect, "--overlap": options.overlap > 0}
+    check_conditioned(bundle, options.condition, options.projection)
     check_sourced(bundle, [name for name, given in asked.items() if given], stored)
+    if options.bisect and options.condition is not None:
+        raise UsageError("--bisect: a condition changes no state between layers; leave it out")
     if options.bisect:
         find_stages(bundle)  # before anything is run
     return _Task(
@@ -210,6 +154,7 @@ def _whole(path: Path) -> Bundle:
 
 
 _NEEDS_THE_MODEL = {
+    "condition": "it holds what the model said without one",
     "sampler": "samplers are held against transformers itself",
     "bisect": "states between layers are not stored",
 }
@@ -257,7 +202,8 @@ def _candidate_threads(cpus: int) -> int:
 def _validate(task: _Task, reference: ReferenceSide) -> Report:
     options = task.options
     chosen = SessionSettings(provider=options.provider, cpu_fallback=options.cpu_fallback)
-    candidate = Candidate(task.bundle, _candidate_threads(usable_cpus()), chosen)
+    condition = read_condition(options.condition)
+    candidate = Candidate(task.bundle, _candidate_threads(usable_cpus()), chosen, condition)
     sources = candidate.sources
     materials = prepare(task.texts, candidate, options.max_tokens, options.ignore_ids, sources)
     ready = reference.ready()
@@ -295,6 +241,7 @@ def _validate(task: _Task, reference: ReferenceSide) -> Report:
         rules_source=options.gates.name if options.gates else None,
         baseline=task.baseline,
         bounded=BOUNDED_METRICS if knows_top_only(reference) else (),
+        condition=options.condition or "",
         start=None if sources is None else candidate.tokens.piece(sources.start_token),
     )
     found = Findings(materials, comparison, greedy, seconds, ready, evidence)
@@ -312,7 +259,8 @@ def _evidence(
     options, started = task.options, time.perf_counter()
     midpoint = None
     if task.midpoint is not None:
-        midpoint = Candidate(task.midpoint, candidate.settings.threads, candidate.settings)
+        chosen, condition = candidate.settings, read_condition(options.condition)
+        midpoint = Candidate(task.midpoint, chosen.threads, chosen, condition)
     attribution = bisection = floor = sampler = None
     if options.attribution_tokens:
         jobs = sampled_jobs(materials, window, options.overlap, options.attribution_tokens)

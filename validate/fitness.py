@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from headport.bundle import Bundle
+from headport.condition import CONDITION_FILE
 from headport.errors import CheckpointError, ParityError, UsageError
+from headport.runtime.conditions import Condition
 from headport.validate.gates import GateRule
 from headport.validate.report import ReferenceFacts
 from headport.validate.sides import ReferenceSide
@@ -18,6 +23,7 @@ from headport.validate.wire import Ready
 __all__ = [
     "MERGED_FIRST",
     "check_adapter",
+    "check_conditioned",
     "check_kind",
     "check_known",
     "check_model",
@@ -25,6 +31,7 @@ __all__ = [
     "check_whole",
     "knows_top_only",
     "midpoint_of",
+    "read_condition",
 ]
 
 MERGED_FIRST = (  # for verbs that take no --adapter
@@ -73,6 +80,42 @@ def check_adapter(
             f"{bundle.path} was exported with the adapter {merged['name']}, the reference "
             f"{reference.checkpoint} is the model without it; {remedy}"
         )
+
+
+def check_conditioned(bundle: Bundle, condition: str | None, projection: Path | None) -> None:
+    """Refuse a condition that one of the sides cannot be told.
+
+    Raises:
+        UsageError: If the bundle takes none, or only one of the two options is given.
+    """
+    if (condition is None) != (projection is None):
+        missing, given = ("--condition", "--projection")
+        if condition is not None:
+            missing, given = given, missing
+        raise UsageError(
+            f"{missing}: expected beside {given}; the condition is named by --condition, and "
+            "--projection is the file that `headport export --condition` was given, which the "
+            "reference reads"
+        )
+    if condition is not None and CONDITION_FILE not in bundle.manifest.files:
+        raise UsageError(
+            f"--condition: {bundle.path} takes none; export the model with --condition FILE"
+        )
+
+
+def read_condition(given: str | None) -> Condition | None:
+    """A condition's name, or the values of a .npy file.
+
+    Raises:
+        UsageError: If the file holds no plain array.
+    """
+    if given is None or not given.endswith(".npy"):
+        return given
+    try:
+        found: npt.NDArray[np.float32] = np.load(given, allow_pickle=False).astype(np.float32)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UsageError(f"--condition {given}: no plain array in it: {error}") from error
+    return found
 
 
 def check_whole(bundle: Bundle) -> None:

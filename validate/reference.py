@@ -33,6 +33,7 @@ from headport.validate.head_watch import HeadWatch
 from headport.validate.layers import LayerWatch
 from headport.validate.lens import read_layers
 from headport.validate.other_path import OtherPath
+from headport.validate.reference_condition import tell_condition
 from headport.validate.reference_facts import reference_facts
 from headport.validate.reference_sampler import distribution, draw
 from headport.validate.report import ReferenceFacts
@@ -63,6 +64,7 @@ Float64 = npt.NDArray[np.float64]
 _PROBE_TOKENS = 8
 _ADAPTER = "--adapter="  # as reference_process.py writes it
 _SOURCED = "--sourced"
+_PROJECTION, _CONDITION = "--projection=", "--condition="
 
 
 class Reference:
@@ -82,6 +84,10 @@ class Reference:
             check_adaptable(checkpoint, checkpoint_kind(checkpoint))
             # Beside the weights, as it was trained: the bundle holds it merged.
             self._tuned = put_beside(self.model, Path(folders[0]))
+        told = [f.removeprefix(_CONDITION) for f in flags if f.startswith(_CONDITION)]
+        files = [f.removeprefix(_PROJECTION) for f in flags if f.startswith(_PROJECTION)]
+        for condition, file in zip(told, files, strict=True):
+            tell_condition(self.model, Path(file), condition)
         self._watch = HeadWatch(self.model)
         self._slope: float | None = None
         vocab_size = self._probe()

@@ -46,9 +46,17 @@ from headport.validate.wire import (
     write_message,
 )
 
-__all__ = ["ADAPTER_FLAG", "SOURCED_FLAG", "ReferenceProcess", "ScoredBlock"]
+__all__ = [
+    "ADAPTER_FLAG",
+    "CONDITION_FLAG",
+    "PROJECTION_FLAG",
+    "SOURCED_FLAG",
+    "ReferenceProcess",
+    "ScoredBlock",
+]
 
 ADAPTER_FLAG = "--adapter="  # read by reference.py
+PROJECTION_FLAG, CONDITION_FLAG = "--projection=", "--condition="  # likewise, both or none
 SOURCED_FLAG = "--sourced"  # an encoder-decoder model is expected; read by reference.py
 
 Float32 = npt.NDArray[np.float32]
@@ -89,7 +97,8 @@ class ReferenceProcess:
         """Start loading `model` at once; `threads` < 1 counts as 1.
 
         `flags` are --trust-remote-code, --allow-pickle and --adapter=FOLDER, as `headport export`
-        takes them, and --sourced, where an encoder-decoder model is expected. `module` is run.
+        takes them, --sourced, where an encoder-decoder model is expected, and --projection=FILE
+        with --condition=NAME, as `tell_condition` takes them. `module` is run.
         """
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         environment = {

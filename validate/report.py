@@ -170,6 +170,7 @@ class Protocol(Record, frozen=True):
     greedy_prompts: int  # per text, at most
     greedy_prompt_tokens: int
     greedy_new_tokens: int
+    condition: str = ""  # what hidden states were told on both sides; "": nothing
 
 
 class ReferenceFacts(Record, frozen=True):

@@ -299,6 +299,7 @@ def _protocol(report: Report) -> tuple[tuple[str, str], ...]:
         ("overlap", f"{protocol.overlap} tokens"),
         ("not scored", ", ".join(map(str, protocol.ignored_ids)) or "no token id"),
         ("known of the reference", "its likeliest tokens" if protocol.top_only else "all logits"),
+        *((("condition", protocol.condition),) if protocol.condition else ()),
         ("weights", protocol.weights),
         ("intervals", protocol.confidence),
         ("runs", f"batches of {protocol.batch_size}, chunks of {protocol.chunk} tokens"),
