@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from headport.errors import RequestError
+from headport.runtime.conditions import Condition
 from headport.runtime.generator import Generator
 from headport.runtime.inputs import Input
 from headport.runtime.parameters import Options
@@ -36,13 +37,13 @@ class AsyncGenerator:
         prompts: Input | Sequence[Input],
         *,
         prefix: Prompt | None = None,
+        condition: Condition | Sequence[Condition | None] | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> list[Generation]:
         """See `Generator.generate`."""
-        async with self.submit(
-            prompts, prefix=prefix, timeout=timeout, tokens=False, **options
-        ) as submission:
+        make = partial(self.submit, prompts, prefix=prefix, condition=condition, timeout=timeout)
+        async with make(tokens=False, **options) as submission:
             return await submission.replies()
 
     def submit(
@@ -50,6 +51,7 @@ class AsyncGenerator:
         prompts: Input | Sequence[Input],
         *,
         prefix: Prompt | None = None,
+        condition: Condition | Sequence[Condition | None] | None = None,
         timeout: float | None = None,
         tokens: bool = True,
         **options: Unpack[Options],
@@ -58,20 +60,21 @@ class AsyncGenerator:
 
         In place of a listener the submission can be iterated over, unless `tokens` is False.
         """
-        make = partial(self.generator.submit, prompts, prefix=prefix, timeout=timeout, **options)
-        return AsyncSubmission(make, listens=tokens)
+        make = partial(self.generator.submit, prompts, prefix=prefix, condition=condition)
+        return AsyncSubmission(partial(make, timeout=timeout, **options), listens=tokens)
 
     def stream(
         self,
         prompt: Input,
         *,
         prefix: Prompt | None = None,
+        condition: Condition | Sequence[Condition | None] | None = None,
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> AsyncTokenStream:
         """See `Generator.stream`; checks are made when it is entered or iterated over."""
-        make = partial(self.generator.submit, [prompt], prefix=prefix, timeout=timeout)
-        return AsyncTokenStream(partial(make, single=True, **options))
+        make = partial(self.generator.submit, [prompt], prefix=prefix, condition=condition)
+        return AsyncTokenStream(partial(make, timeout=timeout, single=True, **options))
 
     async def score(self, texts: Prompt | Sequence[Prompt], **masks: Any) -> list[Score]:
         """See `Generator.score`."""

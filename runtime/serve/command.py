@@ -20,6 +20,7 @@ from headport.runtime.exact_option import EXACT, ExactChoice
 from headport.runtime.generator import Generator
 from headport.runtime.results import Stats
 from headport.runtime.serve.limits import ServiceLimits
+from headport.runtime.serve.prompts import check_prompts
 
 __all__ = ["SUMMARY", "Options", "run", "serve"]
 
@@ -68,7 +69,8 @@ def serve(options: Options) -> Stats:
 
     Raises:
         HeadportError: As `Generator`.
-        UsageError: If a limit is not above 0, or the address cannot be listened on.
+        UsageError: If a limit is not above 0, the address cannot be listened on, or the bundle
+            answers to features.
     """
     import uvicorn
 
@@ -83,9 +85,7 @@ def serve(options: Options) -> Stats:
     # Before the bundle is loaded, which takes longer than to find the port taken.
     with _listen(options.host, options.port) as listener:
         bundle = Bundle.open(options.bundle)
-        bundle.require_decoder_only(
-            "`headport serve`", "use headport.runtime.Generator in a service of your own"
-        )
+        check_prompts(bundle, "`headport serve`")
         generator = Generator(
             bundle,
             threads=options.threads,

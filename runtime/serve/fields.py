@@ -66,6 +66,7 @@ _OPTIONS = {
         "suppress_tokens",
         "begin_suppress_tokens",
         "eos_token_id",
+        "condition",
     )
 }
 _SHARED = frozenset({"model", "stream", "stream_options", "return_token_ids"})
@@ -73,7 +74,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {"store": (False,), "service_tier": ("aut
 
 COMPLETION = Endpoint(
     own=_SHARED | {"prompt", "logprobs"},
-    options=_OPTIONS | {"max_tokens": "max_new_tokens"},
+    options=_OPTIONS | {"max_tokens": "max_new_tokens", "prefix": "prefix"},
     neutral=_NEUTRAL | {"best_of": (1,), "echo": (False,), "suffix": ("",)},
 )
 CHAT = Endpoint(
@@ -123,4 +124,26 @@ def _bias(value: Any) -> Any:
         ) from error
 
 
-_READ: dict[str, Callable[[Any], Any]] = {"logit_bias": _bias}
+def _condition(value: Any) -> Any:
+    several = value if isinstance(value, list) else [value]
+    if _numbers(value) or (several and all(_one_condition(each) for each in several)):
+        return value
+    raise RequestError(
+        "condition: the name of a stored condition, a list of numbers, or a list with one of them "
+        f"or null for each prompt was expected, {value!r} was given"
+    )
+
+
+def _one_condition(value: Any) -> bool:
+    return value is None or isinstance(value, str) or _numbers(value)
+
+
+def _numbers(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, int | float) and not isinstance(each, bool) for each in value)
+    )
+
+
+_READ: dict[str, Callable[[Any], Any]] = {"logit_bias": _bias, "condition": _condition}

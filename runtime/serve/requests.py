@@ -13,6 +13,7 @@ from headport.runtime.generator import Generator
 from headport.runtime.prompts import Prompt
 from headport.runtime.serve.fields import CHAT, COMPLETION, Endpoint, options_of
 from headport.runtime.serve.limits import ServiceLimits
+from headport.runtime.serve.prompts import conversation_ids
 
 __all__ = ["Asked", "read_chat", "read_completion"]
 
@@ -76,14 +77,14 @@ def read_chat(limits: ServiceLimits, generator: Generator, body: bytes) -> Asked
 
     Raises:
         RequestError: As `read_completion`.
-        BundleError: If the bundle has no usable chat template.
+        BundleError: If the bundle has no usable chat template, or answers to a source.
     """
 
     def prompts(fields: Mapping[str, Any]) -> Sequence[Prompt]:
         messages = _convert(fields.get("messages"), list[_Message], "messages")
         if not messages:
             raise RequestError("messages: at least one was expected")
-        return [generator.chat_ids([_plain(message) for message in messages])]
+        return [conversation_ids(generator, [_plain(message) for message in messages])]
 
     default_n = generator.defaults.n
     return _read(body, CHAT, prompts, _chat_logprobs, limits, default_n=default_n)

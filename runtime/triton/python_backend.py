@@ -15,6 +15,7 @@ import msgspec
 
 from headport.bundle import MANIFEST, Bundle, copy_files
 from headport.errors import UsageError
+from headport.runtime.serve.prompts import check_prompts
 from headport.runtime.triton import served_model
 from headport.runtime.triton.model_config import Instances, encode, parameters, tensor
 from headport.runtime.triton.repository import ModelFiles
@@ -60,8 +61,8 @@ def python_model(
         environment: Virtual environment that headport is installed in, as Triton sees it.
 
     Raises:
-        UsageError: If the bundle is lowered to something that `Generator` does not open, or has no
-            head that chooses tokens.
+        UsageError: If the bundle is lowered to something that `Generator` does not open, has no
+            head that chooses tokens, or answers to features.
     """
     if HEAD not in bundle.manifest.heads:
         raise UsageError(
@@ -74,6 +75,7 @@ def python_model(
             f"{bundle.path} is lowered to tensorrt; the python backend serves portable bundles and "
             "those of ort-cpu and ort-cuda, plans are for --backend tensorrt"
         )
+    check_prompts(bundle, "the python backend")
     values: dict[str, Any] = {
         f"{PREFIX}{key}": value for key, value in msgspec.structs.asdict(service).items()
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from headport.runtime.async_generator import AsyncGenerator
 from headport.runtime.exact_option import EXACT
 from headport.runtime.generator import Generator
 from headport.runtime.serve.limits import ServiceLimits
+from headport.runtime.serve.prompts import conversation_ids
 from headport.runtime.triton.requests import Asked, read_request
 from headport.runtime.triton.responder import Responder
 from headport.runtime.triton.service_options import BUNDLE, ServiceOptions, read_service_options
@@ -84,7 +86,8 @@ class Service:
             return None if found is None else found.as_numpy()
 
         parameters = msgspec.json.decode(request.parameters() or "{}")
-        asked = read_request(tensors, parameters, self._generator.chat_ids)
+        chat_ids = partial(conversation_ids, self._generator)
+        asked = read_request(tensors, parameters, chat_ids)
         self._limits.check(1, {"n": self._generator.defaults.n} | asked.options)
         return asked
 

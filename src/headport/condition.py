@@ -91,7 +91,8 @@ class Conditions:
 
     def _checked(self, condition: Any) -> Float32:
         try:
-            values: Float32 = np.asarray(condition, np.float32)
+            with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+                values: Float32 = np.asarray(condition, np.float32)
         except (TypeError, ValueError):
             values = np.empty((), np.float32)
         if values.shape != (self.size,):

@@ -112,14 +112,6 @@ def test_what_is_not_supported_is_refused(verb, options, advice, bundle, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_serving_is_refused_before_anything_is_loaded(bundle):
-    from headport.errors import UsageError
-    from headport.runtime.serve.command import Options, serve
-
-    with pytest.raises(UsageError, match=r"`headport serve`.* service of your own"):
-        serve(Options(bundle=bundle("t5"), port=0))
-
-
 def test_generate_answers_a_source(bundle, capsys):
     code, text = told(
         capsys, "generate", bundle("marian"), "--source", "The head", "--max-new-tokens", 4
