@@ -106,6 +106,23 @@ def test_a_long_prompt_holds_the_others_up_by_a_chunk_at_a_time(manual: Any) -> 
     assert len(first.result()[0].token_ids) == 20
 
 
+def test_a_prompt_gets_logits_for_its_last_token_only(
+    manual: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, rows = manual(prefill_chunk=8), []
+    head = worker.runner.head
+
+    def counted(hidden_states: np.ndarray, *others: Any, **named: Any) -> Any:
+        rows.append(hidden_states[:, 1].tolist())  # positions
+        return head(hidden_states, *others, **named)
+
+    monkeypatch.setattr(worker.runner, "head", counted)
+    worker.submit("x" * 40, max_new_tokens=3)
+    worker.finish()
+    assert worker.runner.steps == [{0: 8}] * 5 + [{0: 1}] * 2
+    assert rows == [[39], [40], [41]]
+
+
 def test_short_prompts_share_a_turn(manual: Any) -> None:
     worker = manual(prefill_chunk=8)
     worker.submit(["abc", "abcd", "abcde", "abcdef"])
