@@ -8,7 +8,12 @@ from typing import Any
 __all__ = ["FIELDS", "beams_of_transformers", "until_end"]
 
 # Options of headport that transformers calls otherwise.
-FIELDS = {"bad_words": "bad_words_ids", "logit_bias": "sequence_bias"}
+FIELDS = {
+    "bad_words": "bad_words_ids",
+    "forced_bos": "forced_bos_token_id",
+    "forced_eos": "forced_eos_token_id",
+    "logit_bias": "sequence_bias",
+}
 
 
 def until_end(tokens: list[int], ends: Collection[int]) -> list[int]:

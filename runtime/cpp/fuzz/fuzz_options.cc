@@ -42,6 +42,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto* seeds = reinterpret_cast<const std::uint64_t*>(ids);
   options.seeds = ids[4] % 2 == 0 ? seeds : nullptr;
   options.seed_count = static_cast<std::size_t>(ids[5]) % 4;
+  const auto* values = reinterpret_cast<const float*>(ids);
+  const headport_condition condition = {ids[8] % 2 == 0 ? word.c_str() : nullptr,
+                                        ids[9] % 2 == 0 ? values : nullptr,
+                                        static_cast<std::size_t>(ids[10]) % 32};
+  options.conditions = ids[11] % 2 == 0 ? &condition : nullptr;
+  options.condition_count = static_cast<std::size_t>(ids[11]) % 2;
   try {
     resolve(options, defaults, 2, 100);
   } catch (const Error&) {

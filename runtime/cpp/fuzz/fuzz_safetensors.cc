@@ -1,5 +1,6 @@
 #include <string>
 
+#include "bundle/conditions.h"
 #include "bundle/safetensors.h"
 #include "error.h"
 
@@ -9,6 +10,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const StoredTensor found = find_stored(file, "hidden_states", "fuzzed");
     if (found.first + found.size > file.size()) __builtin_trap();
+  } catch (const Error&) {
+  }
+  try {
+    Conditions found(file, "fuzzed", 2);
+    for (const std::string& name : found.names()) {
+      if (found.vector(name).size() != 2) __builtin_trap();
+    }
   } catch (const Error&) {
   }
   return 0;

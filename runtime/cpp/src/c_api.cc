@@ -109,7 +109,10 @@ headport_status headport_get_info(const headport_generator* generator, headport_
                               generator->library->api_version(),
                               generator->head_names.data(),
                               generator->head_names.size(),
-                              generator->exact ? 1 : 0};
+                              generator->exact ? 1 : 0,
+                              generator->condition_size,
+                              generator->condition_names.data(),
+                              generator->condition_names.size()};
     hi::hand_out(found, info, struct_size, "info");
   });
 }
@@ -132,6 +135,7 @@ headport_status headport_get_stats(headport_generator* generator, headport_stats
     }
     found.modes = generator->lent_modes.data();
     found.mode_count = generator->lent_modes.size();
+    found.condition_runs = counted.condition_runs();
     hi::hand_out(found, stats, struct_size, "stats");
   });
 }

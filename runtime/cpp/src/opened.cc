@@ -1,6 +1,7 @@
 #include "opened.h"
 
 #include "bundle/bundle.h"
+#include "bundle/conditions.h"
 #include "bundle/vocabulary.h"
 #include "c_support.h"
 #include "error.h"
@@ -85,6 +86,12 @@ void open_generator(const char* path, const headport_settings& settings,
   check_ids(found.defaults.sampling, found.defaults.ends, size, HEADPORT_BUNDLE_ERROR);
   found.lists = std::make_unique<DefaultLists>(found.defaults);
   IdMap ids = IdMap::from_bundle(bundle);
+  std::optional<Conditions> conditions = Conditions::from_bundle(bundle);
+  if (conditions) {
+    found.condition_size = static_cast<std::int64_t>(conditions->size());
+    found.conditions = conditions->names();
+    for (const std::string& name : found.conditions) found.condition_names.push_back(name.c_str());
+  }
   found.library = Library::load(settings.onnxruntime != nullptr ? settings.onnxruntime : "");
   const std::string head = settings.head != nullptr ? settings.head : "lm";
   found.exact = is_exact(bundle, head, settings.exact);
@@ -97,7 +104,7 @@ void open_generator(const char* path, const headport_settings& settings,
   found.generator = std::make_unique<Generator>(
       std::move(runner), std::move(ids), static_cast<std::size_t>(settings.max_rows),
       settings.max_context > 0 ? settings.max_context : manifest.max_context,
-      settings.reply_limit, found.exact, found.texts);
+      settings.reply_limit, found.exact, found.texts, std::move(conditions));
 }
 
 }  // namespace headport::internal

@@ -23,6 +23,9 @@ struct headport_generator {
   bool exact = false;
   std::vector<std::string> heads;
   std::vector<const char*> head_names;
+  std::int64_t condition_size = 0;  // values of a condition; 0: the bundle takes none
+  std::vector<std::string> conditions;
+  std::vector<const char*> condition_names;
   // What the last call of headport_get_stats gave.
   std::vector<std::pair<std::string, headport::internal::Counts>> modes;
   std::vector<headport_mode_counts> lent_modes;

@@ -156,6 +156,16 @@ void check_bundle() {
   changed = tiny_manifest();
   changed["surprise"] = 1;
   refused("unknown field", changed, "surprise");
+  for (const char* field : {"prefix", "source"}) {
+    changed = tiny_manifest();
+    changed[field] = {{"tokens", 4}};
+    folder.write("manifest.json", changed.dump());
+    check_refused(field, HEADPORT_UNSUPPORTED, std::string("the bundle has a ") + field,
+                  [&] { Bundle::open(folder.path().string(), true); });
+    changed[field] = nullptr;
+    folder.write("manifest.json", changed.dump());
+    Bundle::open(folder.path().string(), true);
+  }
   changed = tiny_manifest();
   changed["model"].erase("layers");
   refused("missing field", changed, "$.model: the field layers is missing");
@@ -222,6 +232,10 @@ void check_defaults() {
   CHECK(sampled.sampling.top_k == 40);
   CHECK(sampled.ends == (Ids{2, 3}));
   CHECK(sampled.sampling.logit_bias.size() == 1);
+  const Defaults forced =
+      read_defaults(R"({"forced_bos_token_id": 5, "forced_eos_token_id": [2, 3]})", {});
+  CHECK(forced.sampling.forced_bos == 5 && forced.sampling.forced_eos == (Ids{2, 3}));
+  CHECK(read_defaults(R"({"forced_eos_token_id": 2})", {}).sampling.forced_eos == Ids{2});
   const auto refused = [](headport_status status, const char* fields, const char* word) {
     check_refused(fields, status, word, [&] { read_defaults(fields, {}); });
   };
@@ -241,6 +255,10 @@ void check_defaults() {
   refused(HEADPORT_UNSUPPORTED, R"({"encoder_no_repeat_ngram_size": 2})", "ngram_size=2");
   read_defaults(R"({"encoder_no_repeat_ngram_size": 0})", {});
   refused(HEADPORT_BUNDLE_ERROR, R"({"top_p": 1.5})", "top_p must be");
+  refused(HEADPORT_BUNDLE_ERROR, R"({"forced_bos_token_id": [5]})", "forced_bos_token_id must be");
+  check_refused("forced beyond", HEADPORT_BUNDLE_ERROR, "forced_eos_token_id: 3", [&] {
+    check_ids(forced.sampling, forced.ends, 3, HEADPORT_BUNDLE_ERROR);
+  });
   refused(HEADPORT_BUNDLE_ERROR, R"({"top_k": 1.5})", "top_k must be a whole number");
   CHECK(read_defaults(R"({"num_beams": 4})", {"num_beams"}).beams.num_beams == 1);
 }

@@ -36,6 +36,8 @@ Sampling sampling_of(const json& options) {
     else if (name == "min_length") found.min_length = value;
     else if (name == "min_new_tokens") found.min_new_tokens = value;
     else if (name == "allowed") found.allowed_ids = ids_of(value);
+    else if (name == "forced_bos") found.forced_bos = value.get<std::int64_t>();
+    else if (name == "forced_eos") found.forced_eos = ids_of(value);
     else if (name == "suppress_tokens") found.suppress_tokens = ids_of(value);
     else if (name == "begin_suppress_tokens") found.begin_suppress_tokens = ids_of(value);
     else if (name == "bad_words") {
@@ -59,7 +61,7 @@ void check_row(const json& row, const Columns& columns, Sampler& sampler) {
   const auto logits = floats_of(row["logits"]);
   const Sampling sampling = sampling_of(row["options"]);
   const Ids prompt = ids_of(row["prompt"]), tokens = ids_of(row["tokens"]), ends = ids_of(row["eos"]);
-  const Context context{prompt, tokens, ends};
+  const Context context{prompt, tokens, ends, 0, 0, row.value("limit", std::size_t{0})};
   const AllowedAnswer allowed = ask_allowed(sampling, context);
   const std::vector<double> scores = sampler.process(logits.data(), sampling, allowed, context);
   for (std::size_t n = 0; n < scores.size(); ++n) {

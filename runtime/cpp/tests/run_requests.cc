@@ -60,6 +60,12 @@ void read_options(headport::Options& options, const json& given) {
   }
 }
 
+headport::Condition condition_of(const json& given) {
+  if (given.is_null()) return {};
+  if (given.is_string()) return given.get<std::string>();
+  return given.get<std::vector<float>>();
+}
+
 json reply_of(const headport::Reply& reply) {
   static const char* const kFinish[] = {"none", "eos", "length", "stop"};
   json found = {{"prompt", reply.prompt},
@@ -91,6 +97,7 @@ json stats_of(const headport::Generator& generator) {
   const headport::Stats stats = generator.stats();
   json found = counts_of(stats.all);
   found["new_tokens"] = stats.new_tokens;
+  found["condition_runs"] = stats.condition_runs;
   found["modes"] = json::object();
   for (const auto& [mode, counts] : stats.modes) found["modes"][mode] = counts_of(counts);
   return found;
@@ -121,6 +128,11 @@ int run(const char* bundle, const char* requests, const char* replies, const cha
       return true;
     };
     if (options.num_beams == 1) options.set_on_token(listen);
+    if (request.contains("conditions")) {  // one for all prompts, or one for each
+      std::vector<headport::Condition> conditions;
+      for (const json& each : request["conditions"]) conditions.push_back(condition_of(each));
+      options.set_conditions(std::move(conditions));
+    }
     std::vector<TokenIds> prompts;
     for (const json& prompt : request["prompts"]) prompts.push_back(prompt_of(generator, prompt));
     json written = json::array();
@@ -133,6 +145,9 @@ int run(const char* bundle, const char* requests, const char* replies, const cha
   found["stats"] = stats_of(generator);
   found["heads"] = std::vector<std::string>(info.heads, info.heads + info.head_count);
   found["exact"] = info.exact != 0;
+  found["condition_size"] = info.condition_size;
+  found["conditions"] =
+      std::vector<std::string>(info.conditions, info.conditions + info.condition_count);
   std::ofstream(replies) << found.dump() << "\n";
   return 0;
 }

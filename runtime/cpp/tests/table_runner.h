@@ -1,4 +1,4 @@
-// A runner without ONNX Runtime: logits after a token are a row of a table.
+// A runner without ONNX Runtime: logits after a token are a row of a table, and so are hidden states.
 #pragma once
 
 #include <algorithm>
@@ -16,20 +16,28 @@ class TableRunner final : public internal::Runner {
   void reserve(std::size_t rows, std::size_t) override {
     if (rows <= latest_.size()) return;
     latest_.resize(rows);
+    added_.resize(rows);
     logits_.resize(rows * width());
   }
   void begin(std::size_t row, internal::IdSpan tokens) override {
     latest_[row] = tokens[tokens.size - 1];
+    added_[row] = nullptr;
   }
   void step(const std::int64_t* tokens, std::size_t count) override {
-    for (std::size_t row = 0; row < count; ++row) latest_[row] = tokens[row];
+    for (std::size_t row = 0; row < count; ++row) {
+      latest_[row] = tokens[row];
+      added_[row] = nullptr;
+    }
   }
+  void add(std::size_t row, const float* vector) override { added_[row] = vector; }
   const float* logits(std::size_t count) override {
     for (std::size_t row = 0; row < count; ++row) {
       const auto& found = table_[static_cast<std::size_t>(latest_[row]) % table_.size()];
       // One row of one table is handed out as it is: a benchmark does not time a copy.
-      if (count == 1) return found.data();
-      std::copy(found.begin(), found.end(), logits_.data() + row * width());
+      if (count == 1 && added_[0] == nullptr) return found.data();
+      float* given = logits_.data() + row * width();
+      std::copy(found.begin(), found.end(), given);
+      for (std::size_t n = 0; added_[row] != nullptr && n < width(); ++n) given[n] += added_[row][n];
     }
     return logits_.data();
   }
@@ -42,6 +50,7 @@ class TableRunner final : public internal::Runner {
  private:
   std::vector<std::vector<float>> table_;
   std::vector<std::int64_t> latest_;
+  std::vector<const float*> added_;  // by row, what its hidden state got
   std::vector<float> logits_;
 };
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["EOS", "FILTERS", "PAST", "RULES", "SIZE"]
+__all__ = ["EOS", "FILTERS", "FORCED", "PAST", "RULES", "SIZE"]
 
 SIZE = 29  # prime
 EOS = [3, 17]
@@ -126,4 +126,25 @@ FILTERS: tuple[tuple[str, dict[str, Any]], ...] = (
         "mask, then filters",
         {"temperature": 1.0, "allowed": [1, 2, 8, 9], "top_k": 9, "typical_p": 0.6},
     ),
+)
+
+# Of a reply that has `limit` new tokens at the most.
+BEGIN = {"prompt": [4], "tokens": [], "limit": 6}
+SECOND = {"prompt": [4], "tokens": [9], "limit": 6}
+LAST = PAST | {"limit": 6}
+BOTH = {"forced_bos": 12, "forced_eos": [3]}
+
+FORCED: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("forced at the beginning", BOTH, BEGIN),
+    ("a prompt of more than one token is no beginning", BOTH, NONE | {"limit": 6}),
+    ("nothing forced in between", BOTH, SECOND),
+    ("forced at the end", BOTH, LAST),
+    ("the end comes first", BOTH, BEGIN | {"limit": 1}),
+    ("several forced at the end", {"forced_eos": [3, 17, 20]}, LAST),
+    ("forced and banned before", {"forced_eos": [3], "min_new_tokens": 9}, LAST),
+    ("forced and not allowed", {"forced_eos": [3], "allowed": [5, 8]}, LAST),
+    ("forced and suppressed after", {"forced_eos": [3, 17], "suppress_tokens": [3]}, LAST),
+    ("suppressed where nothing is forced", BOTH | {"begin_suppress_tokens": [1, 9, 12]}, BEGIN),
+    ("suppressed behind what is forced", BOTH | {"begin_suppress_tokens": [1, 9]}, SECOND),
+    ("forced, then drawn", BOTH | {"temperature": 1.0, "top_k": 4}, LAST),
 )

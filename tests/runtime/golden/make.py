@@ -5,8 +5,8 @@ warpers that `generate` itself assembles, in its order, on float64 rows; presenc
 frequency penalties, which transformers lacks, follow the OpenAI API reference. Noise comes from
 the reference sampler's Philox, written from the paper. Nothing of `headport.runtime` runs here.
 
-    rows         a row of logits and its past → processed scores, kept ids, drawn tokens; with
-                 no id kept, an error
+    rows         a row of logits, its past and the limit of new tokens, where it counts → processed
+                 scores, kept ids, drawn tokens; with no id kept, an error
     noise        (seed, step, sample, id) → 32 bits and g
     generations  a table of logits, a prompt → all new tokens, greedy or drawn
     beams        a table of logits, a prompt → replies and their scores
@@ -29,7 +29,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from headport.validate.reference_sampler import gumbel_noise, philox_blocks
 from tests.runtime.beam_reference import FIELDS, until_end
 from tests.runtime.golden import FILE
-from tests.runtime.golden.cases import EOS, FILTERS, PAST, RULES, SIZE
+from tests.runtime.golden.cases import EOS, FILTERS, FORCED, PAST, RULES, SIZE
 
 __all__ = ["make"]
 
@@ -82,14 +82,16 @@ def _config(options: dict[str, Any], **more: Any) -> GenerationConfig:
     return GenerationConfig(do_sample=sampled, eos_token_id=EOS, pad_token_id=0, **settings)
 
 
-def _chain(model: TableModel, options: dict[str, Any], prompt_length: int) -> tuple[Any, Any]:
+def _chain(model: TableModel, options: dict[str, Any], past: dict[str, Any]) -> tuple[Any, Any]:
     """What `generate` would apply: processors, and warpers behind them."""
-    config = _config(options)
+    length = len(past["prompt"])
+    more = {"max_length": length + past["limit"]} if "limit" in past else {}
+    config = _config(options, **more)
     model._prepare_special_tokens(config, False, device="cpu")
     allowed = options.get("allowed")
     chain = model._get_logits_processor(
         generation_config=config,
-        input_ids_seq_length=prompt_length,
+        input_ids_seq_length=length,
         prefix_allowed_tokens_fn=(lambda _, __: allowed) if allowed else None,
         device="cpu",
     )
@@ -105,11 +107,11 @@ def _penalised(scores: torch.Tensor, options: dict[str, Any], tokens: list[int])
 
 
 def _scores(
-    model: TableModel, logits: torch.Tensor, options: dict[str, Any], past: dict[str, list[int]]
+    model: TableModel, logits: torch.Tensor, options: dict[str, Any], past: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Processed scores, and what the warpers make of them; [V] each."""
     ids = torch.tensor([past["prompt"] + past["tokens"]])
-    processors, warpers = _chain(model, options, len(past["prompt"]))
+    processors, warpers = _chain(model, options, past)
     scores, penalised = logits[None], False
     for processor in processors:
         # Presence and frequency stand behind bias and repetition, before everything else.
@@ -171,6 +173,9 @@ def _rows(model: TableModel) -> list[dict[str, Any]]:
         ("ties at the top, epsilon", {"temperature": 1.0, "epsilon_cutoff": 0.5}),
     ):
         found.append(_row(model, name, ties, options, PAST))
+    for name, options, past in FORCED:
+        logits = (rng.normal(size=SIZE) * 3).astype(np.float32)
+        found.append(_row(model, name, logits, options, past))
     return found
 
 

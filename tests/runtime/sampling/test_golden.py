@@ -30,6 +30,7 @@ def sampling_of(options: dict[str, Any]) -> Sampling:
         "bad_words": lambda words: tuple(map(tuple, words)),
         "suppress_tokens": tuple,
         "begin_suppress_tokens": tuple,
+        "forced_eos": tuple,
     }
     return Sampling(**{k: read[k](v) if k in read else v for k, v in options.items()})
 
@@ -48,7 +49,8 @@ def test_rows(case):
 def check_row(case: dict[str, Any]) -> None:
     logits = np.array(case["logits"], np.float32)
     sampling = sampling_of(case["options"])
-    context = Context(case["prompt"], case["tokens"], tuple(case["eos"]))
+    limit = case.get("limit", 0)
+    context = Context(case["prompt"], case["tokens"], tuple(case["eos"]), max_new_tokens=limit)
     scores = apply_processors(logits.astype(np.float64), IDS, sampling, context)
     wanted = np.array([-np.inf if s is None else s for s in case["scores"]])
     assert (np.isinf(scores) == np.isinf(wanted)).all()
@@ -113,15 +115,15 @@ def _swapped(table: Any, first: str, second: str) -> Any:
     return tuple(order)
 
 
-# The caller's own, and what test_forced.py holds against transformers: C++ refuses that by name.
-ELSEWHERE = {"process_scores", "forced_bos, forced_eos"}
+ELSEWHERE = {"process_scores"}  # the caller's own
 FAULTS = [
     *(("processors", _without, (p.name,)) for p in PROCESSORS if p.name not in ELSEWHERE),
     *(("filters", _without, (f.name,)) for f in FILTERS),
     ("processors", _swapped, ("logit_bias", "repetition_penalty")),
     ("processors", _swapped, ("repetition_penalty", "presence_and_frequency_penalty")),
     ("processors", _swapped, ("bad_words", "allowed")),
-    ("processors", _swapped, ("allowed", "suppress_tokens")),
+    ("processors", _swapped, ("allowed", "forced_bos, forced_eos")),
+    ("processors", _swapped, ("forced_bos, forced_eos", "suppress_tokens")),
     ("filters", _swapped, ("top_k", "top_p")),
     ("filters", _swapped, ("top_p", "min_p")),
     ("filters", _swapped, ("min_p", "typical_p")),
@@ -146,7 +148,7 @@ def test_every_processor_and_filter_has_vectors():
     options = {name for case in VECTORS["rows"] for name in case["options"]}
     neutral = Sampling()
     unknown = {f for f in vars(neutral) if f not in options}
-    assert unknown == {"process_scores", "forced_bos", "forced_eos"}
+    assert unknown == {"process_scores"}
     acting = {
         p.name
         for case in VECTORS["rows"]

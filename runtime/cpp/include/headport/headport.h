@@ -77,6 +77,14 @@ typedef struct headport_bias {
   double bias;
 } headport_bias;
 
+/* What hidden states are told before the head, where a bundle takes conditions: a stored one by its
+ * name, or values [count]. Neither: nothing, as without it. */
+typedef struct headport_condition {
+  const char* name;    /* NULL: values */
+  const float* values; /* NULL: a name */
+  size_t count;
+} headport_condition;
+
 /* How a bundle is opened. */
 typedef struct headport_settings {
   size_t struct_size;
@@ -110,6 +118,9 @@ typedef struct headport_info {
   const char* const* heads;        /* names of the bundle's heads */
   size_t head_count;
   int32_t exact;                   /* whether tokens are those of the original head */
+  int64_t condition_size;          /* values of a condition; 0: the bundle takes none */
+  const char* const* conditions;   /* names of those that are stored */
+  size_t condition_count;
 } headport_info;
 
 /* How tokens of one mode were chosen, from a head that gives candidates. */
@@ -127,6 +138,7 @@ typedef struct headport_stats {
   int64_t certified, fallbacks, unproved; /* the sums over all modes */
   const headport_mode_counts* modes;      /* the generator's; valid until the next headport_get_stats */
   size_t mode_count;
+  int64_t condition_runs; /* projections of conditions: one per name, one per use of values */
 } headport_stats;
 
 /* The past of a row, as callbacks see it. */
@@ -216,6 +228,8 @@ typedef struct headport_options {
   int32_t texts;          /* 1: replies and tokens have their text; stop texts bring it along */
   const char* const* stop; /* texts that end a reply; they may begin and end inside tokens */
   size_t stop_count;
+  const headport_condition* conditions; /* one for all prompts, or one per prompt; none = none */
+  size_t condition_count;
 } headport_options;
 
 /* One reply. Its memory belongs to the replies it came from. */

@@ -12,11 +12,14 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace headport {
 
 using TokenIds = std::vector<std::int64_t>;
+// What hidden states are told: nothing, a stored condition by its name, or values.
+using Condition = std::variant<std::monostate, std::string, std::vector<float>>;
 
 // What a call failed with: what was expected, what was found, what to do.
 class Error : public std::runtime_error {
@@ -100,6 +103,24 @@ class Options : public headport_options {
     stop = state_->lent_stop.data();
     stop_count = state_->lent_stop.size();
   }
+  void set_condition(Condition value) { set_conditions({std::move(value)}); }
+  // One for each prompt.
+  void set_conditions(std::vector<Condition> values) {
+    static constexpr float kNoValue = 0.0f;  // a list without values is not nothing
+    state_->conditions = std::move(values);
+    state_->lent_conditions.clear();
+    for (const Condition& each : state_->conditions) {
+      headport_condition lent{nullptr, nullptr, 0};
+      if (const auto* name = std::get_if<std::string>(&each)) lent.name = name->c_str();
+      if (const auto* list = std::get_if<std::vector<float>>(&each)) {
+        lent.values = list->empty() ? &kNoValue : list->data();
+        lent.count = list->size();
+      }
+      state_->lent_conditions.push_back(lent);
+    }
+    conditions = state_->lent_conditions.data();
+    condition_count = state_->lent_conditions.size();
+  }
   void set_cancel(const Cancel& handle) { cancel = handle.get(); }
 
   void set_on_token(OnToken call) {
@@ -150,6 +171,8 @@ class Options : public headport_options {
     TokenIds suppress, begin_suppress, allowed_ids, ends;
     std::vector<std::string> stop;
     std::vector<const char*> lent_stop;
+    std::vector<Condition> conditions;
+    std::vector<headport_condition> lent_conditions;
     OnToken on_token;
     Allowed allowed;
     std::optional<TokenIds> answer;
@@ -207,6 +230,7 @@ struct Stats {
   std::int64_t new_tokens = 0;
   Counts all;
   std::map<std::string, Counts> modes;
+  std::int64_t condition_runs = 0;  // projections of conditions
 };
 
 inline headport_settings default_settings() {
@@ -234,7 +258,7 @@ class Generator {
   Stats stats() const {
     headport_stats raw;
     check(headport_get_stats(handle_.get(), &raw, sizeof raw));
-    Stats found{raw.new_tokens, {raw.certified, raw.fallbacks, raw.unproved}, {}};
+    Stats found{raw.new_tokens, {raw.certified, raw.fallbacks, raw.unproved}, {}, raw.condition_runs};
     for (std::size_t n = 0; n < raw.mode_count; ++n) {
       const headport_mode_counts& each = raw.modes[n];
       found.modes[each.mode] = {each.certified, each.fallbacks, each.unproved};

@@ -57,11 +57,30 @@ Head head_of(const json& value) {
   return head;
 }
 
+// What a bundle may have and this library does not run: a field of the manifest, and what it says.
+constexpr struct {
+  const char* field;
+  const char* meaning;
+} kNotRun[] = {
+    {"source", "an encoder, whose states its tokens read"},
+    {"prefix", "learnt keys and values that every sequence begins with"},
+};
+
+void refuse_not_run(const json& manifest, const std::string& where) {
+  for (const auto& [field, meaning] : kNotRun) {
+    const auto found = manifest.find(field);
+    if (found == manifest.end() || found->is_null()) continue;
+    throw Error(HEADPORT_UNSUPPORTED, text(where, ": the bundle has a ", field, ", ", meaning,
+                                           "; run it with the Python runtime"));
+  }
+}
+
 }  // namespace
 
 Manifest read_manifest(const std::string& data, const std::string& where) {
   const json value = parse_json(data, where, "a headport manifest");
   check_manifest(value, where);
+  refuse_not_run(value, where);
   Manifest found;
   found.architecture = value["model"]["architecture"];
   found.hidden_size = value["model"]["hidden_size"];

@@ -89,7 +89,7 @@ struct Manifest {
 
 // `where` names the file in messages.
 // Errors: HEADPORT_BUNDLE_ERROR if it is no JSON, of an unknown schema version, or has missing,
-// unknown or ill-typed fields.
+// unknown or ill-typed fields; HEADPORT_UNSUPPORTED if the bundle has what this library does not run.
 Manifest read_manifest(const std::string& data, const std::string& where);
 
 }  // namespace headport::internal

@@ -1,8 +1,9 @@
-// One tensor of a safetensors file.
+// The tensors of a safetensors file.
 // Source of the format: the README of huggingface/safetensors.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,5 +19,7 @@ struct StoredTensor {
 // Errors: HEADPORT_BUNDLE_ERROR if it is no such file, or has no tensor of this name.
 StoredTensor find_stored(const std::string& data, const std::string& name,
                          const std::string& where);
+// All of them, by name. Errors: as above.
+std::map<std::string, StoredTensor> all_stored(const std::string& data, const std::string& where);
 
 }  // namespace headport::internal

@@ -113,8 +113,10 @@ const Record kManifest{
      {"selftest", Kind::kRecord, Form::kNullable, true, &kTolerance},
      {"files", Kind::kRecord, Form::kMap, true, &kFileEntry},
      {"backbone_quantization", Kind::kRecord, Form::kNullable, kOptional, &kBackbone},
-     // Heads that give something else than logits of tokens; this library runs none of them.
-     {"task_heads", Kind::kAny, Form::kMap, kOptional}}};
+     // Read by name alone: this library runs none of them. `read_manifest` refuses the last two.
+     {"task_heads", Kind::kAny, Form::kMap, kOptional},
+     {"source", Kind::kAny, Form::kNullable, kOptional},
+     {"prefix", Kind::kAny, Form::kNullable, kOptional}}};
 
 bool is_whole(const json& value) {
   if (!value.is_number_integer()) return false;

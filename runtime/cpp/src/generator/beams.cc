@@ -28,11 +28,14 @@ void BeamSearch::step() {
     runner_.reorder(origins_);
     runner_.step(latest_.data(), latest_.size());
   }
+  for (std::size_t rank = 0; prompt_.condition != nullptr && rank < open.size(); ++rank) {
+    runner_.add(rank, prompt_.condition);
+  }
   const float* logits = chooser_.logits(open.size());
   const std::size_t steps = open[0].token_ids.size();
   for (std::size_t rank = 0; rank < open.size(); ++rank) {
     const Context context{prompt_.prompt, open[rank].token_ids, request_.ends, prompt_.reply.prompt,
-                          rank};
+                          rank, prompt_.limit};
     const float* row = logits + rank * runner_.width();
     sampler_.refuse_not_finite(row, context);
     const auto found = sampler_.process_log_softmax(

@@ -23,8 +23,6 @@ const std::map<std::string, std::set<std::string>> kNeutral = {
     {"encoder_repetition_penalty", {"1.0", "1"}},
     {"exponential_decay_length_penalty", {}},
     {"force_words_ids", {"[]"}},
-    {"forced_bos_token_id", {}},
-    {"forced_eos_token_id", {}},
     {"guidance_scale", {"1.0", "1"}},
     {"max_time", {}},
     {"num_beam_groups", {"1"}},
@@ -143,8 +141,12 @@ void read_bias(Defaults& defaults, const std::string& name, const json& value) {
   unite_equal_sequences(defaults.sampling.logit_bias);
 }
 
+Ids one_or_several(const std::string& name, const json& value) {
+  return value.is_array() ? id_list(name, value) : Ids{whole(name, value)};
+}
+
 void read_ends(Defaults& defaults, const std::string& name, const json& value) {
-  defaults.ends = value.is_array() ? id_list(name, value) : Ids{whole(name, value)};
+  defaults.ends = one_or_several(name, value);
 }
 
 const std::map<std::string, Reader> kUsed = {
@@ -155,6 +157,14 @@ const std::map<std::string, Reader> kUsed = {
     {"eos_token_id", read_ends},
     {"epsilon_cutoff", read_real<&Sampling::epsilon_cutoff>},
     {"eta_cutoff", read_real<&Sampling::eta_cutoff>},
+    {"forced_bos_token_id",
+     [](Defaults& defaults, const std::string& name, const json& value) {
+       defaults.sampling.forced_bos = whole(name, value);
+     }},
+    {"forced_eos_token_id",
+     [](Defaults& defaults, const std::string& name, const json& value) {
+       defaults.sampling.forced_eos = one_or_several(name, value);
+     }},
     {"frequency_penalty", read_real<&Sampling::frequency_penalty>},
     {"length_penalty", read_length_penalty},
     {"max_length", read_count<&Defaults::max_length>},

@@ -45,7 +45,7 @@ void check_prompts(const std::vector<IdSpan>& prompts, std::int64_t vocab_size) 
 
 Generator::Generator(std::unique_ptr<Runner> runner, IdMap ids, std::size_t most_rows,
                      std::int64_t max_context, std::int64_t reply_limit, bool exact,
-                     std::shared_ptr<BundleTexts> texts)
+                     std::shared_ptr<BundleTexts> texts, std::optional<Conditions> conditions)
     : runner_(std::move(runner)),
       ids_(std::move(ids)),
       columns_(ids_.pruned() ? Columns(ids_.ids()) : Columns(ids_.kept())),
@@ -54,6 +54,7 @@ Generator::Generator(std::unique_ptr<Runner> runner, IdMap ids, std::size_t most
       max_context_(max_context),
       reply_limit_(reply_limit),
       texts_(std::move(texts)),
+      conditions_(std::move(conditions)),
       chooser_(make_chooser(*runner_, columns_, sampler_, stats_, exact)) {
   if (runner_->width() < ids_.kept()) {
     throw Error(HEADPORT_BUNDLE_ERROR, text(ids_.kept(), " logits per row expected, the head gives ",
@@ -134,9 +135,44 @@ std::vector<Sequence> Generator::sequences_of(const std::vector<IdSpan>& prompts
   return found;
 }
 
+void Generator::check_conditions(const Request& request) const {
+  for (const Condition& each : request.conditions) {
+    if (!each.name && !each.values) continue;
+    if (!conditions_) {
+      throw Error(HEADPORT_REQUEST_ERROR, "condition: this bundle takes none; export the model with "
+                                          "--condition FILE");
+    }
+    if (each.name) conditions_->require_name(*each.name);
+    if (each.values) conditions_->require_values(*each.values);
+  }
+}
+
+// Takes each product once, whatever replies there are.
+void Generator::tell_conditions(std::vector<Sequence>& sequences, const Request& request) {
+  given_vectors_.clear();
+  if (request.conditions.empty() || !conditions_) return;
+  given_vectors_.reserve(request.conditions.size());  // so that they do not move
+  std::vector<const float*> vectors;
+  for (const Condition& each : request.conditions) {
+    if (each.name) {
+      vectors.push_back(conditions_->vector(*each.name).data());
+    } else if (each.values) {
+      given_vectors_.push_back(conditions_->vector(*each.values));
+      vectors.push_back(given_vectors_.back().data());
+    } else {
+      vectors.push_back(nullptr);
+    }
+  }
+  stats_.count_conditions(conditions_->computed());
+  for (Sequence& each : sequences) {
+    each.condition = vectors[vectors.size() == 1 ? 0 : each.reply.prompt];
+  }
+}
+
 std::vector<Reply> Generator::generate(const std::vector<IdSpan>& prompts,
                                        const Request& request) {
   check_prompts(prompts, ids_.size());
+  check_conditions(request);
   std::vector<Sequence> sequences = sequences_of(prompts, request);
   std::size_t capacity = 0;
   for (const Sequence& each : sequences) {
@@ -144,6 +180,7 @@ std::vector<Reply> Generator::generate(const std::vector<IdSpan>& prompts,
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   stop_if_cancelled(request);
+  tell_conditions(sequences, request);
   if (request.beams.num_beams > 1) {
     runner_->reserve(static_cast<std::size_t>(request.beams.num_beams), capacity);
     return search(sequences, request);
@@ -214,6 +251,7 @@ void Generator::choose(const Request& request) {
   draws_.clear();
   for (std::size_t row = 0; row < running_.size(); ++row) {
     Reply& reply = running_[row]->reply;
+    if (running_[row]->condition != nullptr) runner_->add(row, running_[row]->condition);
     Draw draw;
     draw.row = row;
     draw.sampling = &request.sampling;

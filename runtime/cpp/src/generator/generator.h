@@ -3,8 +3,10 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "bundle/conditions.h"
 #include "bundle/vocabulary.h"
 #include "generator/chooser.h"
 #include "generator/request.h"
@@ -21,11 +23,13 @@ class Generator {
  public:
   // `most_rows` are worked on at once; a prompt and its reply may have `max_context` tokens, and a
   // reply whose length nobody asked for `reply_limit`, 0 = no limit. `exact` is for heads that give
-  // candidates, see `make_chooser`. `texts` may be null: then none can be asked for.
+  // candidates, see `make_chooser`. `texts` may be null: then none can be asked for; likewise
+  // `conditions`.
   // Errors: HEADPORT_BUNDLE_ERROR if the head has fewer columns than there are ids.
   Generator(std::unique_ptr<Runner> runner, IdMap ids, std::size_t most_rows,
             std::int64_t max_context, std::int64_t reply_limit = 0, bool exact = true,
-            std::shared_ptr<BundleTexts> texts = nullptr);
+            std::shared_ptr<BundleTexts> texts = nullptr,
+            std::optional<Conditions> conditions = std::nullopt);
 
   // The replies to the first prompt, then those to the second, and so on.
   // Errors: HEADPORT_PROMPT_ERROR, HEADPORT_REQUEST_ERROR, HEADPORT_NON_FINITE_ERROR,
@@ -41,6 +45,8 @@ class Generator {
                                      const Request& request) const;
   std::vector<Sequence> sequences_of(const std::vector<IdSpan>& prompts,
                                      const Request& request) const;
+  void check_conditions(const Request& request) const;
+  void tell_conditions(std::vector<Sequence>& sequences, const Request& request);
   void run(std::vector<Sequence>& sequences, const Request& request);
   std::vector<Reply> search(const std::vector<Sequence>& sequences, const Request& request);
   void choose(const Request& request);
@@ -55,6 +61,8 @@ class Generator {
   std::int64_t max_context_;
   std::int64_t reply_limit_;
   std::shared_ptr<BundleTexts> texts_;
+  std::optional<Conditions> conditions_;
+  std::vector<std::vector<float>> given_vectors_;  // of a call's conditions that have no name, [H] each
   Stats stats_;
   std::unique_ptr<Chooser> chooser_;
   std::vector<Sequence*> running_;              // by row

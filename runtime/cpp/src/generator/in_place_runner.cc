@@ -1,12 +1,14 @@
 #include "generator/in_place_runner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <new>
 #include <numeric>
 
+#include "bundle/ledger.h"
 #include "error.h"
 #include "generator/ports.h"
 
@@ -23,6 +25,7 @@ constexpr std::size_t kSpareSlots = 64;
 constexpr const char* kPast = "past_key_values.";
 constexpr const char* kPresent = "present.";
 
+constexpr float kLargestHalf = 65504.0f;
 constexpr std::int64_t kLargestHeadDimension = std::int64_t{1} << 16;
 
 // Inputs of a step. Of the last two a graph has one: rows with their own numbers of new tokens, which
@@ -204,6 +207,34 @@ void InPlaceRunner::step(const std::int64_t* tokens, std::size_t count) {
   }
   total_sequence_length_ = ragged_ ? slots_ : static_cast<std::int32_t>(longest);
   binding->run();
+}
+
+void InPlaceRunner::add(std::size_t row, const float* vector) {
+  const bool half = hidden_dtype_ == "float16";
+  if (!half && hidden_dtype_ != "float") {
+    throw Error(HEADPORT_UNSUPPORTED, text("a condition is added to hidden states of type float or "
+                                           "float16, the backbone gives ", hidden_dtype_));
+  }
+  char* place = hidden_of(row);
+  for (std::size_t n = 0; n < hidden_size_; ++n) {
+    float sum = 0.0f;
+    std::uint16_t narrow = 0;
+    char* element = place + n * (half ? sizeof narrow : sizeof sum);
+    if (half) {
+      std::memcpy(&narrow, element, sizeof narrow);
+      sum = static_cast<float>(from_half(narrow)) + vector[n];
+      narrow = to_half(static_cast<double>(sum));
+      std::memcpy(element, &narrow, sizeof narrow);
+    } else {
+      std::memcpy(&sum, element, sizeof sum);
+      sum += vector[n];
+      std::memcpy(element, &sum, sizeof sum);
+    }
+    if (std::isfinite(sum) && (!half || std::abs(sum) <= kLargestHalf)) continue;
+    throw Error(HEADPORT_NON_FINITE_ERROR,
+                text("hidden state ", n, " and its condition give ", sum, ", beyond ", hidden_dtype_,
+                     "; give a smaller condition, or use a bundle of float32"));
+  }
 }
 
 std::size_t InPlaceRunner::held_bytes(const Cache& cache, std::size_t row) const {

@@ -25,6 +25,7 @@ class InPlaceRunner final : public Runner {
   void reserve(std::size_t rows, std::size_t capacity) override;
   void begin(std::size_t row, IdSpan tokens) override;
   void step(const std::int64_t* tokens, std::size_t count) override;
+  void add(std::size_t row, const float* vector) override;
   const float* logits(std::size_t count) override { return head_->logits(count); }
   CandidateHead* candidates() override {
     return head_->gives_candidates() ? head_.get() : nullptr;
@@ -62,7 +63,6 @@ class InPlaceRunner final : public Runner {
   std::size_t hidden_bytes_ = 0;  // of one token
   std::string hidden_dtype_;
   bool ragged_ = false;  // the backbone takes query_seqlens, else position_ids
-
 
   std::size_t rows_ = 0;
   std::size_t capacity_ = 0;

@@ -121,6 +121,8 @@ void check_ids(const Sampling& sampling, const Ids& ends, std::int64_t size,
   for (const Ids& words : sampling.bad_words) look("bad_words", words);
   look("suppress_tokens", sampling.suppress_tokens);
   look("begin_suppress_tokens", sampling.begin_suppress_tokens);
+  if (sampling.forced_bos) look("forced_bos_token_id", {&*sampling.forced_bos, 1});
+  look("forced_eos_token_id", sampling.forced_eos);
   look("allowed_ids", sampling.allowed_ids);
   if (faults.empty()) return;
   throw Error(kind, text("token ids from 0 to ", size - 1, " were expected; found ", faults));

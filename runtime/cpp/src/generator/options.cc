@@ -217,6 +217,33 @@ std::vector<std::uint64_t> seeds_of(const headport_options& options, std::size_t
   return found;
 }
 
+std::vector<Condition> conditions_of(const headport_options& options, std::size_t prompts) {
+  const std::size_t count = options.condition_count;
+  if (count == 0) return {};
+  if (options.conditions == nullptr || (count != 1 && count != prompts)) {
+    throw Error(HEADPORT_REQUEST_ERROR,
+                text("one condition, or one for each of the ", prompts, " prompts, was expected; ",
+                     options.conditions == nullptr ? 0 : count, " were given"));
+  }
+  std::vector<Condition> found;
+  for (std::size_t n = 0; n < count; ++n) {
+    const headport_condition& each = options.conditions[n];
+    if (each.name != nullptr && each.values != nullptr) {
+      throw Error(HEADPORT_REQUEST_ERROR,
+                  text("condition ", n, ": a name or values were expected, both were given"));
+    }
+    if (each.values == nullptr && each.count > 0) {
+      throw Error(HEADPORT_USAGE_ERROR, text("condition ", n, ": a pointer to ", each.count,
+                                             " values was expected, a null pointer was found"));
+    }
+    Condition read;
+    if (each.name != nullptr) read.name = each.name;
+    if (each.values != nullptr) read.values.emplace(each.values, each.values + each.count);
+    found.push_back(std::move(read));
+  }
+  return found;
+}
+
 }  // namespace
 
 DefaultLists::DefaultLists(const Defaults& defaults) : defaults_(defaults) {
@@ -257,6 +284,8 @@ Request resolve(const headport_options& options, const Defaults& defaults, std::
                 std::int64_t vocab_size) {
   Request request;
   request.sampling = sampling_of(options);
+  request.sampling.forced_bos = defaults.sampling.forced_bos;  // no options of a call
+  request.sampling.forced_eos = defaults.sampling.forced_eos;
   request.n = options.n;
   request.beams = {options.num_beams, options.length_penalty,
                    early_stopping_of(options.early_stopping)};
@@ -273,6 +302,7 @@ Request resolve(const headport_options& options, const Defaults& defaults, std::
   request.stop = stop_of(options);
   request.texts = options.texts != 0;
   request.seeds = seeds_of(options, prompts);
+  request.conditions = conditions_of(options, prompts);
   take_callbacks(options, request);
   check_together(request, defaults);
   check_ids(request.sampling, request.ends, vocab_size, HEADPORT_REQUEST_ERROR);

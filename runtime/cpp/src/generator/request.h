@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,12 @@ struct Defaults {
   std::vector<std::string> stop;
 };
 
+// What a prompt's hidden states are told: a stored condition by its name, or values; neither: nothing.
+struct Condition {
+  std::optional<std::string> name;
+  std::optional<std::vector<float>> values;
+};
+
 // A call, checked; the same for all its prompts.
 struct Request {
   Sampling sampling;
@@ -33,6 +40,7 @@ struct Request {
   bool explicit_limit = false;  // the call gave max_new_tokens, so it is not cut to the context
   Ids ends;
   std::vector<std::uint64_t> seeds;  // one per prompt; empty: none given
+  std::vector<Condition> conditions;  // likewise
   std::int64_t n = 1;
   std::int64_t logprobs = -1;  // -1 = none
   Beams beams;

@@ -21,6 +21,10 @@ class Runner {
   virtual void begin(std::size_t row, IdSpan tokens) = 0;
   // Append one token to each of the rows 0 … count - 1.
   virtual void step(const std::int64_t* tokens, std::size_t count) = 0;
+  // Adds a vector [H] to the hidden state of a row's last token.
+  // Errors: HEADPORT_NON_FINITE_ERROR if a sum is beyond the type of hidden states;
+  // HEADPORT_UNSUPPORTED if they cannot be reached.
+  virtual void add(std::size_t row, const float* vector);
   // Logits of the hidden states of rows 0 … count - 1, [count, width]; valid until the next call.
   // Only where `candidates` gives nothing.
   virtual const float* logits(std::size_t count) = 0;

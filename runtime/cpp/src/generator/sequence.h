@@ -33,9 +33,10 @@ struct Sequence {
   std::size_t limit = 0;           // most new tokens
   std::optional<TextStream> text;  // where texts are asked for
   bool watched = false;            // text is needed with every token, not only at the end
+  const float* condition = nullptr;  // what its hidden states get added, [H]
 
   Context context(const Request& request) const {
-    return {prompt, reply.token_ids, request.ends, reply.prompt, reply.sample};
+    return {prompt, reply.token_ids, request.ends, reply.prompt, reply.sample, limit};
   }
 
   // Appends a token and gives the text that became definite with it. What ends a reply: an end token

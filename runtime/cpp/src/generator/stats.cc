@@ -39,6 +39,11 @@ void Stats::count_tokens(std::int64_t count) {
   new_tokens_ += count;
 }
 
+void Stats::count_conditions(std::int64_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  condition_runs_ = count;
+}
+
 std::vector<std::pair<std::string, Counts>> Stats::modes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::pair<std::string, Counts>> found;
@@ -52,6 +57,11 @@ std::vector<std::pair<std::string, Counts>> Stats::modes() const {
 std::int64_t Stats::new_tokens() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return new_tokens_;
+}
+
+std::int64_t Stats::condition_runs() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return condition_runs_;
 }
 
 }  // namespace headport::internal

@@ -25,11 +25,13 @@ class Stats {
  public:
   void count(const Sampling& sampling, Decided decided);
   void count_tokens(std::int64_t count);
+  void count_conditions(std::int64_t count);  // products of conditions, in all
 
   // By mode: greedy, temperature or the first filter, and whether processors act. Modes of which no
   // token was chosen are left out.
   std::vector<std::pair<std::string, Counts>> modes() const;
   std::int64_t new_tokens() const;
+  std::int64_t condition_runs() const;
 
  private:
   static constexpr std::size_t kModes = 16;  // greedy, temperature, six filters; each processed or not
@@ -37,6 +39,7 @@ class Stats {
   mutable std::mutex mutex_;
   std::array<Counts, kModes> modes_{};
   std::int64_t new_tokens_ = 0;
+  std::int64_t condition_runs_ = 0;
 };
 
 }  // namespace headport::internal

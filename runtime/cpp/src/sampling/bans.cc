@@ -50,8 +50,10 @@ void ban_suppressed(Row& row) {
   for (const std::int64_t id : row.sampling.suppress_tokens) ban(row, id);
 }
 
+// As the first new token that is not forced.
 void ban_at_begin(Row& row) {
-  if (!row.context.tokens.empty()) return;
+  const bool forced = row.sampling.forced_bos && row.context.prompt.size == 1;
+  if (row.context.tokens.size != (forced ? 1u : 0u)) return;
   for (const std::int64_t id : row.sampling.begin_suppress_tokens) ban(row, id);
 }
 

@@ -27,6 +27,10 @@ void lifts_of_presence(const Sampling& sampling, const Context& context, const V
   for (const std::int64_t id : context.tokens) visit(id);
 }
 
+void lifts_of_forced(const Sampling& sampling, const Context& context, const Visit& visit) {
+  for (const std::int64_t id : forced_ids(sampling, context)) visit(id);
+}
+
 }  // namespace
 
 const Processor kProcessors[] = {
@@ -46,6 +50,9 @@ const Processor kProcessors[] = {
      [](Row& row) {
        if (!row.allowed.all) keep_allowed(row);
      }},
+    {"forced_bos, forced_eos",
+     [](const Sampling& s) { return s.forced_bos.has_value() || !s.forced_eos.empty(); }, force_ids,
+     lifts_of_forced},
     {"suppress_tokens", [](const Sampling& s) { return !s.suppress_tokens.empty(); },
      ban_suppressed},
     {"begin_suppress_tokens", [](const Sampling& s) { return !s.begin_suppress_tokens.empty(); },

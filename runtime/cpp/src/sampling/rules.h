@@ -38,6 +38,10 @@ void ban_at_begin(Row& row);
 // allowed.cc
 AllowedAnswer ask_allowed(const Sampling& sampling, const Context& context);
 void keep_allowed(Row& row);
+// forced.cc
+// The only ids that may come now, empty where nothing is forced.
+IdSpan forced_ids(const Sampling& sampling, const Context& context);
+void force_ids(Row& row);
 // caller.cc
 void ask_caller(Row& row);
 

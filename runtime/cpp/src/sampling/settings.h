@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct Context {
   IdSpan ends;    // end tokens
   std::size_t index = 0;  // place of the prompt in its request, for messages
   std::uint64_t sample = 0;
+  std::size_t limit = 0;  // most new tokens; 0 = not known
 
   std::size_t length() const { return prompt.size + tokens.size; }
   std::int64_t at(std::size_t n) const {
@@ -59,6 +61,8 @@ struct Sampling {
   std::int64_t min_new_tokens = 0;
   Ids allowed_ids;  // empty = no list
   AllowedCallback allowed;
+  std::optional<std::int64_t> forced_bos;  // the first new token, where the prompt is one token
+  Ids forced_eos;  // the last token of a reply that reaches its limit
   Ids suppress_tokens;
   Ids begin_suppress_tokens;
   ScoresCallback process_scores;
