@@ -28,7 +28,7 @@ from headport.bundle import Bundle
 from headport.heads import HeadSessions
 from headport.session import SessionSettings, library_version, open_session
 
-__all__ = ["main"]
+__all__ = ["in_turns", "main", "product", "reading", "restarted"]
 
 _EVICT_BYTES = 1 << 28
 _PRODUCT_ROWS = 512
@@ -43,13 +43,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=40)
     found = parser.parse_args(arguments)
-    if _CHILD not in os.environ:
-        # BLAS reads how many threads it may start when NumPy is imported: one for each slice.
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", _CHILD: "1"}
-        command = [sys.executable, "-m", "benchmarks.head", *(arguments or sys.argv[1:])]
-        return subprocess.run(command, env=environment, check=False).returncode
+    done = restarted("benchmarks.head", arguments)
+    if done is not None:
+        return done
     print(_table(found.bundles, found.threads, found.rounds))
     return 0
+
+
+def restarted(module: str, arguments: list[str] | None) -> int | None:
+    """Run a benchmark in a process where BLAS keeps to one thread; None inside that process.
+
+    BLAS reads how many threads it may start when NumPy is imported: one for each slice that
+    `reading` makes.
+    """
+    if _CHILD in os.environ:
+        return None
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", _CHILD: "1"}
+    command = [sys.executable, "-m", module, *(arguments or sys.argv[1:])]
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def _table(paths: list[Path], threads: int, rounds: int) -> str:
@@ -57,9 +68,9 @@ def _table(paths: list[Path], threads: int, rounds: int) -> str:
     sizes = [_read_bytes(bundle) for bundle in bundles]
     actions: list[Callable[[], object]] = [_step(bundle, threads) for bundle in bundles]
     with ThreadPoolExecutor(threads) as pool:
-        actions += [_reading(size, pool, threads) for size in sizes]
-        actions += [_product(size, threads) for size in sizes]
-        seconds = _in_turns(actions, rounds)
+        actions += [reading(size, pool, threads) for size in sizes]
+        actions += [product(size, threads) for size in sizes]
+        seconds = in_turns(actions, rounds)
     n = len(bundles)
     steps, sums, products = seconds[:n], seconds[n : 2 * n], seconds[2 * n :]
     readings = [min(pair, key=_median) for pair in zip(sums, products, strict=True)]
@@ -93,12 +104,14 @@ def _step(bundle: Bundle, threads: int) -> Callable[[], object]:
     return lambda: heads.head(hidden, _HEAD)
 
 
-def _reading(size: int, pool: ThreadPoolExecutor, threads: int) -> Callable[[], object]:
+def reading(size: int, pool: ThreadPoolExecutor, threads: int) -> Callable[[], object]:
+    """Reads `size` bytes once, as products of a buffer with itself, a slice per thread."""
     slices = np.array_split(np.ones(size // 4, np.float32), threads)
     return lambda: list(pool.map(lambda part: np.dot(part, part), slices))
 
 
-def _product(size: int, threads: int) -> Callable[[], object]:
+def product(size: int, threads: int) -> Callable[[], object]:
+    """Reads `size` bytes once, as ONNX Runtime's product of one row and a float32 matrix."""
     rows, columns = _PRODUCT_ROWS, size // (4 * _PRODUCT_ROWS)
     weight = ir.Value(name="weight", const_value=ir.tensor(np.ones((rows, columns), np.float32)))
     x = ir.val("x", ir.DataType.FLOAT, [1, rows])
@@ -113,7 +126,8 @@ def _product(size: int, threads: int) -> Callable[[], object]:
     return lambda: session.run({"x": row}, ("y",))
 
 
-def _in_turns(actions: list[Callable[[], object]], rounds: int) -> list[list[float]]:
+def in_turns(actions: list[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """Seconds of each action in each round, in random order, caches emptied before each."""
     evict = np.zeros(_EVICT_BYTES // 8)
     seconds: list[list[float]] = [[] for _ in actions]
     order = np.random.default_rng(1)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.synthetic import write_checkpoint
-from headport.bundle import Bundle
 from headport.export.command import Options as ExportOptions
 from headport.export.command import export
 from headport.lowering import Options as LowerOptions
@@ -15,7 +14,7 @@ from headport.lowering import lower
 from headport.quantize import Options as QuantizeOptions
 from headport.quantize import quantize
 
-__all__ = ["Sizes", "bundle_of", "read_bytes", "weight_bytes"]
+__all__ = ["Sizes", "bundle_of"]
 
 _HEAD_SIZE = 64
 _QUERIES_PER_KEY = 4
@@ -71,20 +70,3 @@ def bundle_of(sizes: Sizes, folder: Path, weights: str) -> Path:
     lower(LowerOptions(bundle=portable, output=target, target="ort-cpu"))
     shutil.rmtree(portable)
     return target
-
-
-def weight_bytes(bundle: Path) -> int:
-    """Bytes of all tensors of a bundle, each counted once."""
-    return sum(tensor.length for tensor in Bundle.open(bundle, verify=False).manifest.tensors)
-
-
-def read_bytes(bundle: Path, sizes: Sizes) -> int:
-    """Bytes of the tensors that a step reads whole: all but an embedding that is no head."""
-    tensors = Bundle.open(bundle, verify=False).manifest.tensors
-    table = [sizes.vocab, sizes.hidden]
-    return sum(
-        tensor.length
-        for tensor in tensors
-        if list(tensor.shape) != table
-        or any(not consumer.startswith("backbone:") for consumer in tensor.consumers)
-    )

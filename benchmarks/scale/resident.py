@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale.models import weight_bytes
+from benchmarks.scale.stored import weight_bytes
 from benchmarks.scale.turns import open_child
 
 __all__ = ["within_its_parts"]

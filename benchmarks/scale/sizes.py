@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers.child import Child
-from benchmarks.scale.models import Sizes, bundle_of, read_bytes, weight_bytes
+from benchmarks.scale.models import Sizes, bundle_of
+from benchmarks.scale.stored import read_bytes, weight_bytes
 from benchmarks.scale.turns import in_turns, open_child
 
 __all__ = ["GROWING", "compare_sizes"]
@@ -45,7 +46,7 @@ def compare_sizes(models: Sequence[Sizes], weights: str, threads: int, rounds: i
         for sizes in models:
             name = str(sizes)
             low, middle, high = 1e3 * np.quantile(seconds[name], (0.1, 0.5, 0.9))
-            read = read_bytes(bundles[name], sizes) / 1e6
+            read = read_bytes(bundles[name]) / 1e6
             print(
                 f"| {name} | {weight_bytes(bundles[name]) / 1e6:.0f} | {read:.0f} | {middle:.2f} "
                 f"({low:.2f}–{high:.2f}) | {read / middle:.1f} | {1e3 * prompts[name]:.0f} | "
