@@ -9,7 +9,7 @@ is narrower, the report says so and the difference must be rounding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from headport.errors import ParityError
 from headport.ledger import find_tensor, read_tensor
 from headport.runner import Runner, open_runner
 from headport.session import SessionSettings
+from headport.session_runner import read_examples
+from headport.source_encoder import example_sources
 
 __all__ = ["CutTensor", "PruneCheck", "Pruned", "check_pruned"]
 
@@ -89,11 +91,12 @@ def check_pruned(
     tensors = _check_rows(source, written, pruned)
     rng = np.random.Generator(np.random.Philox(key=23))
     places = rng.integers(0, len(pruned.token_ids), (2, _prompt(source)))
+    read = example_sources(source.manifest, rng)
     made_up = rng.normal(size=(_STATES, source.manifest.model.hidden_size)).astype(np.float32)
     # One after the other: each is closed when it has answered, so only one is in memory.
-    before = _observe(source, pruned.token_ids[places], made_up, settings)
+    before = _observe(source, (pruned.token_ids[places], read), made_up, settings)
     ids = places if pruned.renumbered else pruned.token_ids[places]
-    after = _observe(written, ids, made_up, settings, same_states=before.states)
+    after = _observe(written, (ids, read), made_up, settings, same_states=before.states)
     worst, count, equal = 0.0, 0, True
     for name, expected in before.logits.items():
         kept, found = expected[:, pruned.columns], after.logits[name]
@@ -163,14 +166,17 @@ class _Observed:
 
 def _observe(
     bundle: Bundle,
-    token_ids: Int64,
+    given: tuple[Int64, Sequence[Array]],
     made_up: Float32,
     settings: SessionSettings | None,
     same_states: Float32 | None = None,
 ) -> _Observed:
     runner = open_runner(bundle, settings)
+    token_ids, sources = given  # sources of an encoder-decoder bundle; else none
     batch, width = token_ids.shape
     cache = runner.new_cache(batch, width)
+    if sources:
+        read_examples(runner, cache, sources)
     prompt = runner.forward(cache, token_ids[:, :-1], np.full(batch, width - 1))
     step = runner.forward(cache, token_ids[:, -1:], np.ones(batch, np.int64))
     states = np.concatenate([prompt, step], axis=1).reshape(batch * width, -1)

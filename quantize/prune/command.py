@@ -53,8 +53,8 @@ def prune(options: Options) -> Bundle:
     """Prune a bundle's vocabulary.
 
     Raises:
-        UsageError: If the options contradict each other or name unknown tokens, or the corpus
-            chooses too few.
+        UsageError: If the options contradict each other or name unknown tokens, the corpus chooses
+            too few, or both halves of an encoder-decoder model are to be pruned.
         QuantizeError: If the bundle is lowered, or of a form that cannot be pruned.
         BundleError: If the bundle is damaged.
         OutputError: If the output cannot be written.
@@ -64,7 +64,10 @@ def prune(options: Options) -> Bundle:
     refuse_overlap(options.bundle, options.output)
     check_output(options.output, force=options.force)
     source = Bundle.open(options.bundle)
-    source.require_decoder_only("pruning its vocabulary", "keep it whole")
+    if options.mode == "both":
+        source.require_decoder_only(
+            "--mode both", "its sources need the whole vocabulary, so use --mode output"
+        )
     _refuse(source)
     table = read_tokens(source)
     if options.mode == "both":
@@ -91,10 +94,10 @@ def _refuse(source: Bundle) -> None:
             "made from, then lower again"
         )
     encoders = [name for name, graph in manifest.graphs.items() if graph.role == "encoder"]
-    if encoders:
+    if encoders and manifest.source is None:
         raise QuantizeError(
-            f"{source.path} has an encoder ({', '.join(encoders)}), whose vocabulary this release "
-            "cannot tell from the decoder's"
+            f"{source.path} has an encoder ({', '.join(encoders)}) and no decoder: its head is "
+            "asked about the tokens it reads; keep its vocabulary whole"
         )
     refuse_clusters(manifest, str(source.path))
     width = manifest.vocabulary.kept_size or manifest.vocabulary.padded_size
