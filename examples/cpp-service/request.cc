@@ -92,6 +92,33 @@ void take_seeds(headport::Options& options, const json& value) {
   options.set_seeds(std::move(seeds));
 }
 
+constexpr const char* kConditions =
+    "the name of a stored condition, a list of numbers, or a list with one of them or null for each "
+    "prompt";
+
+bool are_numbers(const json& value) {
+  return value.is_array() && !value.empty() &&
+         std::all_of(value.begin(), value.end(), [](const json& each) { return each.is_number(); });
+}
+
+void take_conditions(headport::Options& options, const json& value) {
+  std::vector<headport::Condition> found;
+  const bool several = value.is_array() && !are_numbers(value);
+  if (several && value.empty()) refuse("condition", kConditions, value);
+  for (const json& each : several ? value : json::array({value})) {
+    if (each.is_null()) {
+      found.emplace_back();
+    } else if (are_numbers(each)) {
+      found.emplace_back(each.get<std::vector<float>>());
+    } else if (each.is_string() && each.get<std::string>().find('\0') == std::string::npos) {
+      found.emplace_back(each.get<std::string>());
+    } else {
+      refuse("condition", kConditions, value);
+    }
+  }
+  options.set_conditions(std::move(found));
+}
+
 void take_most(headport::Options& options, const json& value) {
   options.max_new_tokens = whole("max_tokens", value);
   if (options.max_new_tokens < 1) refuse("max_tokens", "a whole number from 1 up", value);
@@ -155,6 +182,7 @@ constexpr Other kOthers[] = {
        o.set_begin_suppress_tokens(ids("begin_suppress_tokens", v));
      }},
     {"eos_token_id", take_ends},
+    {"condition", take_conditions},
 };
 
 // Read by hand, below.

@@ -20,6 +20,7 @@ from headport.quantize import Options as QuantizeOptions
 from headport.quantize import quantize
 from headport.runtime import Generator
 from tests.conftest import llama_config, save_model
+from tests.cpp.served import EXTRA, same
 from tests.cpp.test_heads_and_beams import cpp
 
 PROMPTS = [[5, 9, 2], [17], [40, 41, 42, 43]]
@@ -96,6 +97,18 @@ def test_replies_under_conditions_are_those_of_python(
     assert found["stats"]["condition_runs"] == stats.condition_runs == 2 + len(OPTIONS)
     if kind == "certified":
         assert found["stats"]["certified"] > 0 and found["exact"]
+
+
+def test_the_service_takes_conditions(start: Any, bundles: dict[str, Path]) -> None:
+    options: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "seed": 2}
+    with start(bundle=bundles["fp32"]) as service, Generator(bundles["fp32"], threads=1) as python:
+        for condition in (GIVEN, "casual", GIVEN[2]):
+            extra = EXTRA | {"condition": condition}
+            answer = service.ask(PROMPTS, extra_body=extra, **options)
+            wanted = python.generate(
+                PROMPTS, condition=condition, max_new_tokens=6, temperature=1.0, seed=2
+            )
+            same(answer.choices, wanted)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from headport.bundle import MANIFEST, Bundle
+from headport.manifest import Prefix, encode_manifest
 from headport.runtime import Generator
 from tests.cpp.conftest import SANITIZE, SANITIZER_OPTIONS, failed, run
 
@@ -95,10 +98,19 @@ def test_a_missing_or_foreign_onnxruntime_is_refused(refusal, tiny_lowered, buil
     assert "does not export OrtGetApiBase" in refusal(tiny_lowered, ort=own)
 
 
-def test_bundles_that_it_cannot_run_are_refused_by_name(refusal, tiny_bundle, tmp_path):
+def test_bundles_that_it_cannot_run_are_refused_by_name(
+    refusal, tiny_bundle, tiny_lowered, tmp_path
+):
     assert "unsupported" in refusal(tiny_bundle)
     assert "headport lower --target ort-cpu" in refusal(tiny_bundle)
     assert "bundle error" in refusal(tmp_path / "nothing")
+    tuned = shutil.copytree(tiny_lowered, tmp_path / "tuned")
+    manifest = msgspec.structs.replace(
+        Bundle.open(tuned).manifest, prefix=Prefix(kind="PREFIX_TUNING", tokens=4)
+    )
+    (tuned / MANIFEST).write_bytes(encode_manifest(manifest))
+    assert "unsupported" in refusal(tuned)
+    assert "the bundle has a prefix, learnt keys and values" in refusal(tuned)
 
 
 def test_a_damaged_bundle_is_refused(refusal, tiny_lowered, tmp_path):

@@ -32,6 +32,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bias": ({"logit_bias": {"x": 1}}, "logit_bias: a mapping such as"),
     "bias beyond": ({"logit_bias": {"300": 1}}, "logit_bias: 300"),
     "seed": ({"seed": -1}, "seed: a whole number from 0"),
+    "condition": ({"extra_body": EXTRA | {"condition": 3}}, "condition: the name of a stored"),
+    "no condition": ({"extra_body": EXTRA | {"condition": []}}, "was expected, [] was given"),
+    "none is taken": ({"extra_body": EXTRA | {"condition": "formal"}}, "this bundle takes none"),
+    "conditions": (
+        {"extra_body": EXTRA | {"condition": ["a", None]}},
+        "one for each of the 1 prompts, was expected; 2 were given",
+    ),
     "stream options": (
         {"stream": True, "stream_options": {"include_obfuscation": True}},
         "unknown field include_obfuscation",

@@ -1,4 +1,4 @@
-"""Numbers that stand in Python and in C++ are the same; needs no compiler."""
+"""Numbers and names that stand in Python and in C++ are the same; needs no compiler."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from headport import __version__
 from headport.cache_ports import SPARE_SLOTS
+from headport.manifest import Manifest
 from headport.runtime import Generator
 from headport.runtime.limits import MAX_BEAMS, MAX_LOGPROBS, MAX_REPLIES
 from headport.runtime.prompts import DEFAULT_NEW_TOKENS
@@ -34,3 +35,9 @@ CHUNK = inspect.signature(Generator).parameters["prefill_chunk"].default
 )
 def test_a_number_is_the_same_on_both_sides(file: str, pattern: str, expected: str) -> None:
     assert re.findall(pattern, (CPP / file).read_text(encoding="utf-8")) == [expected]
+
+
+def test_every_field_of_a_manifest_is_known_to_both() -> None:
+    table = (CPP / "src/bundle/schema.cc").read_text(encoding="utf-8")
+    known = re.findall(r'\{"(\w+)", Kind::', table.partition("const Record kManifest")[2])
+    assert sorted(known) == sorted(Manifest.__struct_fields__)
