@@ -2,10 +2,13 @@
 
 A builder may abort, hang or grow without bound; in a process of its own that costs a plan and not
 the command. The libraries number parts of a plan in the order of their addresses, so what decides
-addresses is kept equal: no address space randomisation, and no path, name or variable of this run
-among its arguments, its environment and its module search path. A head then gives the same plan
-each time. A decoder does unless the library's own threads overlap in another way, which moves
-numbers too.
+addresses is kept equal:
+
+- no address space randomisation, and no path, name or variable of this run among its arguments, its
+  environment and its module search path;
+- one CPU, for which the libraries start no threads of their own, whose overlap would decide;
+- a thread of ours, because the C library gives it a heap of its own: Python's is full of holes that
+  depend on whether a module had to be compiled first.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -134,6 +138,9 @@ def _settle_addresses() -> None:
     """Start this process anew without address space randomisation, where the system allows it."""
     if sys.platform != "linux":
         return
+    # Which CPU does not matter to the plan, and builds beside each other should not share one.
+    allowed = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {allowed[os.getpid() % len(allowed)]})
     libc = ctypes.CDLL(None)
     old = libc.personality(_ASK)
     if old == -1 or old & _NO_RANDOMISATION or libc.personality(old | _NO_RANDOMISATION) == -1:
@@ -143,7 +150,8 @@ def _settle_addresses() -> None:
 
 def _main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=BuildRequest)
-    answer = build_plan(load_backend(request.backend), request)
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(lambda: build_plan(load_backend(request.backend), request)).result()
     Path(_ANSWER).write_bytes(msgspec.json.encode(answer))
 
 
