@@ -146,6 +146,28 @@ def tiny_lowered(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
+def conditioned_bundle(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_llama` with conditions of 5 values, `formal` and `casual` among them.
+
+    `style.safetensors` beside it is what it was exported with.
+    """
+    import torch
+
+    from headport.export.command import Options, export
+    from headport.export.heads import ConditionProjection, save_condition
+
+    folder = tmp_path_factory.mktemp("conditions")
+    torch.manual_seed(3)
+    made = ConditionProjection(5, 64)
+    with torch.no_grad():
+        made.linear.weight.normal_(0.0, 1.0)
+    fixed = {"formal": torch.tensor([1.0, 0, 0, 2, 0]), "casual": torch.tensor([0.0, 3, 0, 0, 1])}
+    file = folder / "style.safetensors"
+    save_condition(made, file, fixed)
+    return export(Options(model=str(tiny_llama), output=folder / "bundle", condition=file)).path
+
+
+@pytest.fixture(scope="session")
 def headed_bundle(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`tiny_llama` with one head of each kind of `tests.head_models` beside its own."""
     from headport.export.command import Options, export

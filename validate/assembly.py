@@ -264,15 +264,17 @@ def _protocol(settings: Settings, candidate: Candidate, found: Findings, overall
     special = candidate.special_tokens()
     if any(d.messages is not None for m in found.materials for d in m.documents):
         special += "; conversations: those of the chat template alone"
+    fed = f"consecutive windows of at most {settings.window} tokens"
+    scored = "each token but a document's first scored once"
     if settings.start is not None:
-        special += f", around a source as around a target; {settings.start} starts the decoder"
+        special += f", around a source as around a target; {settings.start!r} starts the decoder"
+        fed, scored = "given targets, each behind its own source", "each token scored once"
     weights = {document.weight for m in found.materials for document in m.documents}
     context = f", {settings.overlap} of them context" if settings.overlap else ""
     return Protocol(
         description=(
-            f"consecutive windows of at most {settings.window} tokens{context}, each token but a "
-            f"document's first scored once, special tokens {special}, float32 logits of both "
-            "sides, sums in float64"
+            f"{fed}{context}, {scored}, special tokens {special}, float32 logits of both sides, "
+            "sums in float64"
         ),
         documents=_DOCUMENTS if settings.start is None else _PAIRS,
         condition=settings.condition,

@@ -85,7 +85,7 @@ class Candidate:
             found = "none" if head is None else f"one that gives {head.outputs} but not how"
             raise BundleError(
                 f"{bundle.path}: a head {HEAD_NAME!r} that gives logits or candidates was "
-                f"expected, {found} is there"
+                f"expected, {found} is there; other heads are for `headport validate-heads`"
             )
         self._bundle = bundle
         self.head = head

@@ -15,6 +15,7 @@ from headport.export.command import Options, export, run
 from headport.runtime import Generator, Heads
 from headport.validate.candidate import Candidate
 from tests.conftest import VOCAB_SIZE, llama_config, save_tokenizer
+from tests.validate.heads.local import compared_with
 
 TEXTS = [[5, 9, 200, 13], [7, 3], [40, 41, 42, 43, 44, 45, 46, 250, 3]]
 
@@ -60,6 +61,12 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         outcome.text
     )
     return checkpoint, folder / "bundle"
+
+
+def test_its_scores_are_validated_on_texts(reward, tmp_path):
+    report = compared_with(*reward, tmp_path)
+    [found] = report.heads
+    assert report and (found.head, found.kind, found.answers) == ("value", "value", 2)
 
 
 def test_one_label_is_a_value_per_text(reward):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headport.bundle import Bundle
-from headport.errors import BundleError, HeadportError, ParityError, PromptError
+from headport.errors import BundleError, HeadportError, ParityError, PromptError, UsageError
 from headport.export import encoder_trace, masked
 from headport.export.command import Options, export
 from headport.inspection import describe
@@ -22,6 +22,7 @@ from headport.runtime import Generator, Heads
 from headport.selftest import run_selftest
 from tests.conftest import VOCAB_SIZE, save_tokenizer
 from tests.head_models import randomise, save_modules
+from tests.validate.heads.local import compared_with
 
 MASK = 256
 TEXTS = [[5, 9, MASK, 13], [7, MASK], [40, 41, 42, MASK, 44, MASK, 46, 250, 3]]
@@ -116,6 +117,18 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
     [spec] = save_modules(folder, {"score": randomise(ValueHead(32), 0)})
     bundle = export(Options(model=str(checkpoint), output=folder / "bundle", head=(spec,)))
     return checkpoint, bundle
+
+
+def test_its_heads_are_validated_on_texts(bert, tmp_path):
+    checkpoint, bundle = bert
+    spec = f"score={checkpoint.parent / 'score.safetensors'}"
+    report = compared_with(checkpoint, bundle.path, tmp_path, spec)
+    assert report and [(f.head, f.kind) for f in report.heads] == [
+        ("mlm", "vocabulary"),
+        ("score", "value"),
+    ]
+    with pytest.raises(UsageError, match=r"head score is none of the reference's \(mlm\); pass"):
+        compared_with(checkpoint, bundle.path, tmp_path)
 
 
 # Positions of two of them begin behind the padding token's, so they read two tokens less.

@@ -79,6 +79,7 @@ def test_a_good_bundle_passes_and_is_split_into_parts(
     runs = report.slices[0].greedy
     assert {(run.prompt_tokens, run.new_tokens) for run in runs} == {(1, 6)}
     assert all(run.first_divergence is None or run.near_tie for run in runs)
+    assert "each behind its own source" in report.protocol.description
     assert "start" in report.protocol.counting and "starts the decoder" in (
         report.protocol.special_tokens
     )

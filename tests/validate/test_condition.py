@@ -8,15 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
 from headport.bundle import Bundle
 from headport.cli import main
 from headport.condition import CONDITION_FILE
 from headport.errors import CheckpointError, HeadportError, UsageError
-from headport.export.command import Options as Exporting
-from headport.export.command import export
 from headport.export.heads import ConditionProjection, save_condition
 from headport.runtime import Generator
 from headport.validate.candidate import Candidate
@@ -25,25 +22,17 @@ from headport.validate.local_reference import LocalReference
 from headport.validate.reference import Reference
 from tests.validate.sabotage import sabotage
 
-HIDDEN, SIZE = 64, 5
+SIZE = 5
 
 
-@pytest.fixture(scope="module")
-def projection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(3)
-    made = ConditionProjection(SIZE, HIDDEN)
-    fixed = {"formal": torch.tensor([1.0, 0, 0, 2, 0]), "casual": torch.tensor([0.0, 3, 0, 0, 1])}
-    with torch.no_grad():
-        made.linear.weight.normal_(0.0, 1.0)
-    path = tmp_path_factory.mktemp("condition") / "style.safetensors"
-    save_condition(made, path, fixed)
-    return path
+@pytest.fixture
+def projection(conditioned_bundle: Path) -> Path:
+    return conditioned_bundle.parent / "style.safetensors"
 
 
-@pytest.fixture(scope="module")
-def conditioned(tiny_llama: Path, projection: Path, tmp_path_factory: Any) -> Path:
-    output = tmp_path_factory.mktemp("bundle") / "conditioned"
-    return export(Exporting(model=str(tiny_llama), output=output, condition=projection)).path
+@pytest.fixture
+def conditioned(conditioned_bundle: Path) -> Path:
+    return conditioned_bundle
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from headport.session import SessionSettings, usable_cpus
 from headport.validate.comparison import Material, check_ids, prepare
 from headport.validate.documents import read_texts
 from headport.validate.evidence import Record
-from headport.validate.fitness import check_model, check_whole
+from headport.validate.fitness import MERGED_FIRST, check_adapter, check_model, check_whole
 from headport.validate.gates import recipe_name
 from headport.validate.heads.candidate import HeadCandidate
 from headport.validate.heads.figures import LIMITS, HeadFigures, HeadSums
@@ -115,6 +115,7 @@ def validate_heads_with(reference: HeadsSide, options: Options) -> HeadsReport:
     materials = prepare(read_texts(options.text), candidate, 0)
     _check_lengths(materials, candidate)
     facts = reference.ready().facts
+    check_adapter(bundle, facts, None, MERGED_FIRST)
     _check_names(bundle, candidate, reference.ready().heads)
     check_ids(materials, candidate, reference)
     sums = _compare(materials, candidate, reference)

@@ -9,29 +9,15 @@ from typing import Any
 import pytest
 
 from headport.runtime import Generator
-from tests.conftest import llama_config, save_model
 from tests.runtime.serve.conftest import EXTRA, MODEL, post, running
 
 VALUES = [0.3, -1.0, 2, 0.1, -0.4]
 FIELDS = {"model": MODEL, "max_tokens": 6, "seed": 3, "temperature": 0.8, **EXTRA}
 
 
-@pytest.fixture(scope="module")
-def conditioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-
-    from headport.export.command import Options, export
-    from headport.export.heads import ConditionProjection, save_condition
-
-    folder = tmp_path_factory.mktemp("conditioned")
-    torch.manual_seed(3)
-    made = ConditionProjection(5, 64)
-    with torch.no_grad():
-        made.linear.weight.normal_(0.0, 1.0)
-    save_condition(made, folder / "c.safetensors", {"formal": torch.tensor([1.0, 0, 0, 2, 0])})
-    model = save_model(folder / "model", llama_config(num_hidden_layers=1))
-    options = Options(model=str(model), output=folder / "b", condition=folder / "c.safetensors")
-    return export(options).path
+@pytest.fixture
+def conditioned(conditioned_bundle: Path) -> Path:
+    return conditioned_bundle
 
 
 def test_replies_are_the_generators(conditioned: Path) -> None:
@@ -57,7 +43,7 @@ def test_replies_are_the_generators(conditioned: Path) -> None:
             assert status == 200, document
             assert [choice["token_ids"] for choice in document["choices"]] == expected
         refused = {
-            "no condition 'rude' in this bundle; known are formal": "rude",
+            "no condition 'rude' in this bundle; known are casual, formal": "rude",
             "or 5 numbers, [2] was given": [1, 2],
             "must be finite": [1e39] * 5,
             "or one for each of the 2 prompts": ["formal"] * 3,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,40 +16,16 @@ from headport.errors import CheckpointError, ParityError, UsageError
 from headport.validate.heads.command import HeadsReport, Options, validate_heads_with
 from headport.validate.heads.figures import HeadSums
 from headport.validate.heads.reference import HeadsReference
-from headport.validate.wire import AskHeads
-from tests.export.test_classifier import save_classifier
-from tests.export.test_masked import save_masked
-from tests.validate.sabotage import read_bytes, read_manifest, sabotage, write_bytes
+from tests.validate.heads.local import Local
+from tests.validate.sabotage import (
+    read_bytes,
+    read_manifest,
+    sabotage,
+    write_bytes,
+    write_manifest,
+)
 
 TEXTS = [{"text": "The head is the last matrix."}, {"text": "It has a row per token."}]
-
-
-class Local:
-    """A reference without its process."""
-
-    def __init__(self, inner: HeadsReference) -> None:
-        self.inner = inner
-        self._asked: list[AskHeads] = []
-
-    def ready(self) -> Any:
-        return self.inner.ready
-
-    def encode(self, texts: Any) -> Any:
-        return tuple(tuple(self.inner.tokenizer(text)["input_ids"]) for text in texts)
-
-    def encode_chats(self, chats: Any) -> Any:
-        raise AssertionError("conversations are refused before")
-
-    def ask_heads(self, token_ids: Any) -> None:
-        self._asked.append(AskHeads(tuple(token_ids.tolist())))
-
-    def read_heads(self) -> Any:
-        announced, arrays = self.inner.ask(self._asked.pop(0))
-        found: dict[str, Any] = {}
-        for (head, name, shape), array in zip(announced.arrays, arrays, strict=True):
-            assert array.shape == shape
-            found.setdefault(head, {})[name] = array
-        return found
 
 
 def specs(bundle: Path) -> tuple[str, ...]:
@@ -151,32 +128,6 @@ def test_a_quantised_head_is_held_to_its_own_limit(reference, headed_bundle, tex
     assert all(f.relative_error > 2e-4 for f in report.heads if f.recipe == "int8")
 
 
-def test_the_head_of_a_fill_in_model_and_one_beside_it(texts, tmp_path):
-    from headport.export.command import Options as Exporting
-    from headport.export.command import export
-    from headport.export.heads import ValueHead
-    from tests.head_models import randomise, save_modules
-
-    model = save_masked(tmp_path / "model", "bert")
-    [spec] = save_modules(tmp_path, {"score": randomise(ValueHead(32), 0)})
-    bundle = export(Exporting(model=str(model), output=tmp_path / "bundle", head=(spec,))).path
-    report = compared(Local(HeadsReference(str(model), f"--head={spec}")), bundle, texts)
-    assert report and [found.head for found in report.heads] == ["mlm", "score"]
-    with pytest.raises(UsageError, match=r"head score is none of the reference's \(mlm\); pass"):
-        compared(Local(HeadsReference(str(model))), bundle, texts)
-
-
-def test_a_classifier_is_compared_with_its_own_forward(texts, tmp_path):
-    from headport.export.command import Options as Exporting
-    from headport.export.command import export
-
-    model = save_classifier(tmp_path / "model", "Sequence", num_labels=3)
-    bundle = export(Exporting(model=str(model), output=tmp_path / "bundle")).path
-    report = compared(Local(HeadsReference(str(model))), bundle, texts)
-    [found] = report.heads
-    assert report and (found.head, found.kind, found.answers) == ("labels", "tasks", 2)
-
-
 def test_wrong_use_is_named(reference, headed_bundle, tiny_bundle, tiny_llama, texts, tmp_path):
     with pytest.raises(UsageError, match="it has no head but lm"):
         compared(reference, tiny_bundle, texts)
@@ -192,6 +143,22 @@ def test_wrong_use_is_named(reference, headed_bundle, tiny_bundle, tiny_llama, t
         HeadsReference(str(tiny_llama), "--head=reward")
     with pytest.raises(CheckpointError, match="nothing is there"):
         HeadsReference(str(tiny_llama), f"--head=reward={tmp_path / 'none'}")
+
+
+def test_a_merged_adapter_is_no_bundle_of_the_model_without_it(
+    reference, headed_bundle, texts, tmp_path
+):
+    def fault(folder: Path) -> None:
+        manifest = read_manifest(folder)
+        [first, *more] = manifest.provenance.stages
+        adapter = {"name": "tuned", "checkpoint_sha256": manifest.provenance.sha256}
+        first = msgspec.structs.replace(first, report=first.report | {"adapter": adapter})
+        changed = msgspec.structs.replace(manifest.provenance, stages=(first, *more))
+        write_manifest(folder, msgspec.structs.replace(manifest, provenance=changed))
+
+    tuned = sabotage(headed_bundle, tmp_path / "tuned", fault)
+    with pytest.raises(UsageError, match=r"with the adapter tuned, .* merge_and_unload"):
+        compared(reference, tuned, texts)
 
 
 def test_another_tokenizer_ends_the_run(reference, headed_bundle, texts, monkeypatch):
