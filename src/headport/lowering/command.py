@@ -15,6 +15,7 @@ from headport.bundle import Bundle, draft_bundle, refuse_overlap
 from headport.certificate import rounds_in_graph
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import LoweringError, UsageError
+from headport.given_rows import embedding_size
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
 from headport.head_parts import all_parts, with_heads
 from headport.lowering.attention import attention_windows
@@ -159,6 +160,14 @@ def apply_passes(target: Target, manifest: Manifest, models: dict[str, ir.Model]
             f"its sequences begin with {manifest.prefix.tokens} learnt tokens "
             f"({manifest.prefix.kind}), which nothing puts into the caches of TensorRT plans; "
             "lower to ort-cpu or ort-cuda"
+        )
+    if embedding_size(manifest) is not None and not (
+        target.name == "ort-cpu" and target.kernel.query_seqlens
+    ):
+        raise LoweringError(
+            "the backbone takes rows of embeddings (--inputs-embeds), which has no proved form on "
+            f"{target.name} as asked for; lower it to ort-cpu for the newest ONNX Runtime, or run "
+            "the portable bundle"
         )
     behind = [name for name, head in all_parts(manifest).items() if head.transform is not None]
     others = manifest.task_heads

@@ -17,7 +17,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from headport.bundle import Bundle
-from headport.cache_ports import is_past, is_state
+from headport.cache_ports import is_state
+from headport.given_rows import EMBEDDING_ROWS
 from headport.errors import ParityError
 from headport.lowering.matrices import find_products
 from headport.lowering.siblings import INPUT, OUTPUTS, PARTS, SUMS
@@ -224,18 +225,18 @@ def _prompt(ports: Sequence[ir.Value], vocab_size: int, tokens: int) -> dict[str
         "query_seqlens": np.array([tokens], np.int32),
         "total_sequence_length": np.array(tokens, np.int32),
         "position_ids": np.arange(tokens)[None],
+        EMBEDDING_ROWS: np.full((1, tokens), -1, np.int64),
     }
     lowered = any(port.name == "seqlens_k" for port in ports)
     feeds = {}
     for port in ports:
         name = port.name or ""
-        if not is_past(name):
+        if name in scalars:
             feeds[name] = scalars[name]
             continue
         assert port.shape is not None and port.dtype is not None
         free = 1 if is_state(name) else tokens if lowered else 0
-        dims = [
-            d if isinstance(d, int) else 1 if str(d.value) == "batch" else free for d in port.shape
-        ]
+        named = {"batch": 1, "given": 1}  # a row of embeddings that no place reads
+        dims = [d if isinstance(d, int) else named.get(str(d.value), free) for d in port.shape]
         feeds[name] = np.zeros(dims, port.dtype.numpy())
     return feeds
