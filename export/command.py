@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
@@ -46,16 +48,19 @@ from headport.export.description import (
     model_entry,
     vocabulary_entry,
 )
+from headport.export.embedded import check_embeddable
+from headport.export.embedded_parity import ask_embedded
 from headport.export.encoder_decoder.command import export_encoder_decoder
 from headport.export.head import HeadTransform
 from headport.export.head_graph import build_head
+from headport.export.head_parity import HeadReference
 from headport.export.heads.condition import write_condition
 from headport.export.heads.exported import entries
 from headport.export.heads.found import value_head_in
 from headport.export.heads.request import HEAD_HELP, HeadRequest, parse_heads
 from headport.export.masked import export_masked
 from headport.export.onnx_weights import unused_parameters
-from headport.export.parity import ParityPlan, plan_parity, prove
+from headport.export.parity import Embedded, ParityPlan, plan_parity, prove
 from headport.export.position_tables import check_position_tables
 from headport.export.precision import convert_model, parameter_bytes
 from headport.export.states import chunk_lengths
@@ -71,6 +76,8 @@ from headport.manifest import SCHEMA_VERSION, Manifest
 __all__ = ["SUMMARY", "Options", "export", "run"]
 
 SUMMARY = "Export a checkpoint (Hugging Face folder or .gguf file) to a portable bundle."
+
+Float32 = npt.NDArray[np.float32]
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _UNSTATED_CONTEXT = 96  # tokens tried where a model states no context length
@@ -99,6 +106,9 @@ class Options(OptionRecord, frozen=True):
     condition: Annotated[
         Path | None, option("projection of conditions that save_condition wrote", metavar="FILE")
     ] = None
+    inputs_embeds: Annotated[
+        bool, option("let prompts hold rows of embeddings in the place of tokens")
+    ] = False
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -131,6 +141,8 @@ def export(options: Options) -> Bundle:
             "--condition: conditions are added to hidden states of causal language models alone, "
             f"this is a {kind} model; leave the option out"
         )
+    if options.inputs_embeds:
+        check_embeddable(checkpoint, kind)
     if kind == "masked":
         return export_masked(
             *(checkpoint, requests, options.dtype, _chosen(options), options.output),
@@ -172,16 +184,16 @@ def _export_decoder(
         crossed = (*_window_hint(model), *chunk_lengths(shapes))
         plan = plan_parity(_vocabulary_rows(model), max_context, crossed)
         with tuning.apart():
-            reference, others = subject.reference(model, plan)
+            reference, others, embedded = _asked(model, subject, plan, options)
         write_companions(checkpoint, tokenizer, model, draft.path)
         write_condition(options.condition, draft.path, subject.transform.weight.shape[1])
         phase("tracing")
         try:
-            head, backbone = _traced(model, shapes, subject, dtype)
+            head, backbone = _traced(model, shapes, subject, dtype, options)
         except NotDeferrableError as error:
             model, road = load_model(checkpoint, kind=kind), Road("loaded", str(error))
             subject = find(model, kind, checkpoint, requests)
-            head, backbone = _traced(model, shapes, subject, dtype)
+            head, backbone = _traced(model, shapes, subject, dtype, options)
         check_position_tables(backbone, positions)
         windows = _windows(backbone, plan, max_context)
         phase("writing")
@@ -226,7 +238,7 @@ def _export_decoder(
         phase("comparing with PyTorch")
         preview = draft.preview(manifest)
         check_written(preview)
-        proof = prove(preview, plan, reference, others)
+        proof = prove(preview, plan, reference, others, embedded)
         report["parity"] = asdict(proof.report)
         report["tokenizer_texts"] = check_tokenizer(preview.path, tokenizer)
         return draft.commit(with_export_stage(proof.manifest, _chosen(options), report))
@@ -242,14 +254,21 @@ def _loaded(
     return model, Road("loaded", "an adapter is applied to it"), tuning
 
 
+def _asked(
+    model: Any, subject: Subject, plan: ParityPlan, options: Options
+) -> tuple[list[Float32], list[HeadReference], Embedded | None]:
+    embedded = ask_embedded(model, plan) if options.inputs_embeds else None
+    return *subject.reference(model, plan), embedded
+
+
 def _traced(
-    model: Any, shapes: Any, subject: Subject, dtype: torch.dtype
+    model: Any, shapes: Any, subject: Subject, dtype: torch.dtype, options: Options
 ) -> tuple[HeadTransform, ir.Model]:
     head = subject.transform
     if dtype != torch.float32:
         head = convert_model(model, head, dtype)
     with subject.traceable(model):
-        return head, trace_backbone(model, shapes)
+        return head, trace_backbone(model, shapes, embeddings=options.inputs_embeds)
 
 
 def _windows(backbone: ir.Model, plan: ParityPlan, max_context: int) -> tuple[int, ...]:
@@ -268,7 +287,7 @@ def _window_hint(model: Any) -> tuple[int, ...]:
 
 
 def _chosen(options: Options) -> dict[str, Any]:
-    switches = ("trust_remote_code", "allow_pickle")
+    switches = ("trust_remote_code", "allow_pickle", "inputs_embeds")
     chosen: dict[str, Any] = {"dtype": options.dtype}
     chosen |= {name: True for name in switches if getattr(options, name)}
     # Names only: a bundle holds no path of the machine that made it.

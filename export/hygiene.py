@@ -15,6 +15,7 @@ from headport.errors import ExportError
 from headport.export.functions import ATTENTION, DOMAIN, define_functions
 from headport.export.names import name_nodes
 from headport.export.onnx_weights import finite
+from headport.given_rows import EMBEDDING_ROWS, EMBEDDINGS
 from headport.graphs import BlockTensor
 
 __all__ = [
@@ -30,6 +31,8 @@ _FREE = {
     "input_ids": ("batch", "sequence"),
     "attention_mask": ("batch", "total_sequence"),
     "hidden_states": ("batch", "sequence"),
+    EMBEDDING_ROWS: ("batch", "sequence"),
+    EMBEDDINGS: ("given",),
     SOURCE_MASK: ("source_batch", "source"),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from headport.export.head_parity import (
     measure_heads,
 )
 from headport.export.staged import run_staged
+from headport.given_rows import GivenRows
 from headport.manifest import Manifest
 from headport.progress import track
 from headport.runner import Cache, PortableRunner, open_runner
@@ -34,6 +35,7 @@ from headport.selftest import write_selftest
 
 __all__ = [
     "RELATIVE",
+    "Embedded",
     "ParityPlan",
     "ParityReport",
     "Proof",
@@ -94,6 +96,22 @@ class ParityPlan:
         lengths = np.minimum(rest, _SINGLE)
         cuts = [np.minimum(lengths, n) for n in range(1, int(lengths.max()) + 1)]
         return [*cuts, rest] if rest.max() > _SINGLE else cuts
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What is run with rows of embeddings: the id -1 - k of the plan stands for row k."""
+
+    plan: ParityPlan
+    rows: Float32  # [given, E]
+    reference: list[Float32]  # logits per row of the plan, at its scored positions
+
+    def known_to(self, rows: GivenRows) -> tuple[ParityPlan, object]:
+        """The plan with a runner's own ids, and what must be held while they are used."""
+        held = rows.add(self.rows)
+        own = np.array(held)
+        ids = [np.where(row < 0, own[np.maximum(-1 - row, 0)], row) for row in self.plan.token_ids]
+        return replace(self.plan, token_ids=tuple(ids)), held
 
 
 @dataclass(frozen=True)
@@ -167,6 +185,7 @@ def prove(
     plan: ParityPlan,
     reference: list[Float32],
     heads: Sequence[HeadReference] = (),
+    embedded: Embedded | None = None,
 ) -> Proof:
     """Run the bundle in every way, compare, and write its self-test.
 
@@ -177,6 +196,7 @@ def prove(
         plan: What is run.
         reference: Logits of the LM head per row; empty for a bundle without one.
         heads: What the other heads answer.
+        embedded: What is run besides, of a backbone that takes rows of embeddings.
 
     Raises:
         ParityError: If an answer differs by more than rounding explains.
@@ -184,6 +204,8 @@ def prove(
 
     def work(runner: PortableRunner) -> tuple[_Cases, dict[str, Any], Manifest]:
         cases, others = _run_cases(bundle, runner, plan, reference, heads)
+        if embedded is not None:
+            cases |= _embedded_cases(bundle, runner, embedded)
         errors = [*cases.values(), *(m[1] for rows in others.values() for m in rows)]
         finite = np.isfinite(errors).all()
         manifest = write_selftest(bundle, runner=runner) if finite else bundle.manifest
@@ -203,7 +225,8 @@ def prove(
         raise ParityError(
             f"ONNX Runtime cannot run the written files: {first_line(error)}"
         ) from error
-    largest = max((float(np.abs(rows).max()) for rows in reference), default=0.0)
+    every = [*reference, *(embedded.reference if embedded else ())]
+    largest = max((float(np.abs(rows).max()) for rows in every), default=0.0)
     relative = RELATIVE[bundle.manifest.model.dtype]
     limit = relative * max(1.0, largest)
     report = ParityReport(
@@ -249,6 +272,14 @@ def _run_cases(
         ]
         others[name] = measure_heads(bundle, runner, heads, states)
     return cases, others
+
+
+def _embedded_cases(bundle: Bundle, runner: PortableRunner, embedded: Embedded) -> _Cases:
+    assert runner.given is not None, "the backbone takes rows of embeddings"
+    plan, held = embedded.known_to(runner.given)
+    cases, _ = _run_cases(bundle, runner, plan, embedded.reference, ())
+    del held
+    return {f"embeddings_{name}": error for name, error in cases.items()}
 
 
 def largest_error(

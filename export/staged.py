@@ -67,6 +67,7 @@ class StagedRunner(PortableRunner):
     def append(self, cache: Any, token_ids: Int64, valid: npt.NDArray[np.bool_]) -> Float32:
         mask = np.concatenate([cache.mask, valid.astype(np.int64)], axis=1)
         values = {"input_ids": np.where(valid, token_ids, 0), "attention_mask": mask}
+        values |= {} if self.given is None else self.given.feeds(values["input_ids"])
         cache.mask, cache.lengths = mask, cache.lengths + valid.sum(axis=1)
         self.runs += 1
         if self._results is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -19,6 +19,7 @@ from headport.export.adapters import adapted, cached_sizes, check_family, expand
 from headport.export.attention import one_attention
 from headport.export.checkpoint import first_line, quiet_libraries, run_reference
 from headport.export.deferred import NotDeferrableError
+from headport.export.embedded import beside_tokens, check_embedded
 from headport.export.experts import one_op_per_layer
 from headport.export.functions import DOMAIN, POSITIONS
 from headport.export.hygiene import check_attention, finish_graph, store_transposed
@@ -28,6 +29,7 @@ from headport.export.recurrent_cache import RecurrentCache
 from headport.export.recurrent_gemma import module_states, states_in_modules
 from headport.export.states import StateShape, layer_states
 from headport.export.translate import optimize_graph, translate
+from headport.given_rows import EMBEDDING_ROWS, EMBEDDINGS
 
 __all__ = [
     "CacheShape",
@@ -45,7 +47,7 @@ _NEED_VALUES = (
     fake_tensor.UnsupportedFakeTensorException,
 )
 # Sizes of the traced example: all different, none 1, so that no two dimensions are taken for one.
-_BATCH, _SEQUENCE, _PAST = 2, 3, 5
+_BATCH, _SEQUENCE, _PAST, _GIVEN = 2, 3, 5, 7
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,10 @@ class _Backbone(torch.nn.Module):
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
-        past_keys: list[torch.Tensor],
-        past_values: list[torch.Tensor],
-        past_states: list[torch.Tensor],
+        given: list[torch.Tensor],
+        past: tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]],
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        past_keys, past_values, past_states = past
         cache = RecurrentCache(
             past_keys,
             past_values,
@@ -165,7 +167,8 @@ class _Backbone(torch.nn.Module):
             lambda _module, inputs: seen.append(inputs[0])
         )
         try:
-            self.model(input_ids=input_ids, attention_mask=attention_mask, **arguments)
+            with beside_tokens(self.model, *given) if given else nullcontext():
+                self.model(input_ids=input_ids, attention_mask=attention_mask, **arguments)
         finally:
             hook.remove()
         _check_reached(seen, cache)
@@ -193,10 +196,13 @@ def _check_reached(seen: list[torch.Tensor], cache: RecurrentCache) -> None:
         )
 
 
-def trace_backbone(model: Any, shapes: tuple[CacheShape | StateShape, ...]) -> ir.Model:
+def trace_backbone(
+    model: Any, shapes: tuple[CacheShape | StateShape, ...], *, embeddings: bool = False
+) -> ir.Model:
     """Export everything before the head as one graph.
 
-    Inputs input_ids [batch, sequence], attention_mask [batch, total_sequence], and per layer
+    Inputs input_ids [batch, sequence], attention_mask [batch, total_sequence], with `embeddings`
+    those of `headport.given_rows`, and per layer
     past_key_values.N.key / .value [batch, KV, past_sequence, D] or states, as `StateShape` names
     them; outputs hidden_states [batch, sequence, H], present.N.key / .value
     [batch, KV, total_sequence, D] and the next states.
@@ -209,12 +215,18 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape | StateShape, ...]) -> i
     states = [s for s in shapes if isinstance(s, StateShape)]
     layers = [s.layer for s in attention]
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    size = model.get_input_embeddings().weight.shape[1]
+    rows = torch.ones((_BATCH, _SEQUENCE), dtype=torch.int64)
+    given = [rows, torch.zeros((_GIVEN, size), dtype=dtype)] if embeddings else []
     arguments = (
         torch.ones((_BATCH, _SEQUENCE), dtype=torch.int64),
         torch.ones((_BATCH, _PAST + _SEQUENCE), dtype=torch.int64),
-        [torch.zeros((_BATCH, s.heads, _PAST, s.key_size), dtype=dtype) for s in attention],
-        [torch.zeros((_BATCH, s.heads, _PAST, s.value_size), dtype=dtype) for s in attention],
-        [s.zeros(_BATCH, dtype) for s in states],
+        given,
+        (
+            [torch.zeros((_BATCH, s.heads, _PAST, s.key_size), dtype=dtype) for s in attention],
+            [torch.zeros((_BATCH, s.heads, _PAST, s.value_size), dtype=dtype) for s in attention],
+            [s.zeros(_BATCH, dtype) for s in states],
+        ),
     )
     # All caches share one symbol for the past: the fewer symbols, the faster the tracer.
     batch, past = torch.export.Dim("batch"), torch.export.Dim("past")
@@ -222,9 +234,11 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape | StateShape, ...]) -> i
     cached = [{0: batch, 2: past}] * len(layers)
     kept = [{0: batch}] * len(states)
     total = torch.export.Dim("total")
-    dynamic = ({0: batch, 1: new}, {0: batch, 1: total}, cached, cached, kept)
+    beside = [{0: batch, 1: new}, {0: torch.export.Dim("given")}][: len(given)]
+    dynamic = ({0: batch, 1: new}, {0: batch, 1: total}, beside, (cached, cached, kept))
     kinds = ("key", "value")
-    inputs = [f"past_key_values.{i}.{kind}" for kind in kinds for i in layers]
+    inputs = [EMBEDDING_ROWS, EMBEDDINGS][: len(given)]
+    inputs += [f"past_key_values.{i}.{kind}" for kind in kinds for i in layers]
     inputs += [s.past for s in states]
     outputs = ["hidden_states"]
     outputs += [f"present.{i}.{kind}" for kind in kinds for i in layers]
@@ -243,6 +257,8 @@ def trace_backbone(model: Any, shapes: tuple[CacheShape | StateShape, ...]) -> i
     backbone = settle(exported, model)
     finish_graph(backbone, _cache_dims(shapes))
     check_attention(backbone, len(layers), type(model).__name__)
+    if embeddings:
+        check_embedded(backbone, type(model).__name__)
     return backbone
 
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from headport.bundle import Bundle
 from headport.cache_ports import SOURCE_MASK, free_dimensions
 from headport.errors import ExportError
+from headport.given_rows import EMBEDDING_ROWS, EMBEDDINGS
 from headport.manifest import Tensor
 
 __all__ = ["check_written"]
@@ -83,8 +84,10 @@ def _check_dimensions(graph: ir.Graph) -> None:
 def _free_dimensions(name: str) -> dict[int, str]:
     if name == "attention_mask":
         return {0: "batch", 1: "total_sequence"}
-    if name in ("input_ids", "hidden_states"):
+    if name in ("input_ids", "hidden_states", EMBEDDING_ROWS):
         return {0: "batch", 1: "sequence"}
+    if name == EMBEDDINGS:
+        return {0: "given"}
     if name == SOURCE_MASK:
         return {0: "source_batch", 1: "source"}
     return free_dimensions(name)

@@ -6,6 +6,7 @@ Needs neither torch nor transformers nor onnx.
 from headport.runtime.async_generator import AsyncGenerator, AsyncTokenStream
 from headport.runtime.generator import Generator
 from headport.runtime.heads import Heads, HeadStats, TaskScores
+from headport.runtime.parts import Parts
 from headport.runtime.results import Generation, Score, Stats, Token
 from headport.runtime.sampling.choice import Choice, TopLogprob
 from headport.runtime.sampling.settings import Context
@@ -21,6 +22,7 @@ __all__ = [
     "Generator",
     "HeadStats",
     "Heads",
+    "Parts",
     "Score",
     "States",
     "Stats",

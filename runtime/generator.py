@@ -213,8 +213,9 @@ class Generator(GivenTokens):
         seed each prompt draws its own.
 
         Args:
-            prompts: Texts or id lists, or one of them; of an encoder-decoder bundle its sources,
-                which are float arrays [F, frames] where the model reads features.
+            prompts: Texts or id lists, or one of them, or `Parts`, which hold rows of embeddings
+                too; of an encoder-decoder bundle its sources, which are float arrays [F, frames]
+                where the model reads features.
             prefix: Of an encoder-decoder bundle: what every reply begins with, as text or ids.
                 It counts to the prompt, not to the new tokens; None = as the bundle says.
             condition: Of a bundle with conditions: a stored name or values [C] for all prompts, or

@@ -14,6 +14,7 @@ from headport.errors import PromptError, RequestError
 from headport.runtime.chat import chat_ids
 from headport.runtime.conditions import Condition, read_vector
 from headport.runtime.inputs import Input, Inputs
+from headport.runtime.parts import Parts
 from headport.runtime.prompts import Prompt, read_masks, read_prompts, read_starts, unknown_ids
 from headport.runtime.results import Score, Stats
 from headport.runtime.scheduling.scheduler import Scheduler
@@ -71,7 +72,7 @@ class GivenTokens:
 
     def logits(
         self,
-        token_ids: Sequence[int],
+        token_ids: Sequence[int] | Parts,
         *,
         source: Input | None = None,
         condition: Condition | None = None,
@@ -79,7 +80,7 @@ class GivenTokens:
         """Raw logits after each token: no temperature, no filter.
 
         Args:
-            token_ids: Original ids, [T].
+            token_ids: Original ids, [T]; or parts with rows of embeddings.
             source: Of an encoder-decoder bundle: what they answer to.
             condition: Of a bundle with conditions: a stored name or values [C].
 
@@ -90,7 +91,7 @@ class GivenTokens:
             PromptError: If there are none, or unknown ones, or more than the context holds.
             RequestError: If the condition is unknown or of another size.
         """
-        ids, read = self._checked(token_ids), self._inputs.source(source)
+        ids, read = self._read(token_ids), self._inputs.source(source)
         vector = read_vector(condition, self._conditions, self._stats)
         found: npt.NDArray[np.float32] = self._scheduler.run(
             self._scorer.logits(ids, self.head, read, vector)
@@ -98,12 +99,12 @@ class GivenTokens:
         return found
 
     def hidden_states(
-        self, token_ids: Sequence[int], *, source: Input | None = None
+        self, token_ids: Sequence[int] | Parts, *, source: Input | None = None
     ) -> npt.NDArray[np.float32]:
         """Hidden states after the final norm, of each token: what the heads are given.
 
         Args:
-            token_ids: Original ids, [T].
+            token_ids: Original ids, [T]; or parts with rows of embeddings.
             source: As `logits`.
 
         Returns:
@@ -112,17 +113,17 @@ class GivenTokens:
         Raises:
             PromptError: As `logits`.
         """
-        ids, read = self._checked(token_ids), self._inputs.source(source)
+        ids, read = self._read(token_ids), self._inputs.source(source)
         found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.hidden_states(ids, read))
         return found
 
     def outputs(
-        self, token_ids: Sequence[int], head: str, *, source: Input | None = None
+        self, token_ids: Sequence[int] | Parts, head: str, *, source: Input | None = None
     ) -> npt.NDArray[np.float32]:
         """What any head of the bundle gives after each token, columns as the head has them.
 
         Args:
-            token_ids: Original ids, [T].
+            token_ids: Original ids, [T]; or parts with rows of embeddings.
             head: Its name: the one that tokens are chosen with, or one of `more_heads`.
             source: As `logits`.
 
@@ -133,7 +134,7 @@ class GivenTokens:
             PromptError: As `logits`.
             BundleError: If the head is not loaded.
         """
-        ids, read = self._checked(token_ids), self._inputs.source(source)
+        ids, read = self._read(token_ids), self._inputs.source(source)
         found: npt.NDArray[np.float32] = self._scheduler.run(self._scorer.outputs(ids, head, read))
         return found
 
@@ -185,8 +186,13 @@ class GivenTokens:
             scores.append(self._scheduler.run(steps))
         return scores
 
-    def _checked(self, token_ids: Sequence[int]) -> list[int]:
-        [ids] = read_prompts([token_ids], self._tokens, self._ids.size)
+    def _checked(self, token_ids: Sequence[int]) -> None:
+        self._fitting(read_prompts([token_ids], self._tokens, self._ids.size)[0])
+
+    def _read(self, token_ids: Sequence[int] | Parts) -> list[int]:
+        return self._fitting(self._inputs.tokens_of(token_ids))
+
+    def _fitting(self, ids: list[int]) -> list[int]:
         if len(ids) > self.max_context:
             raise PromptError(
                 f"{len(ids)} tokens were given, but the context holds {self.max_context}; "

@@ -16,9 +16,11 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.cache_ports import FEATURES
 from headport.errors import BundleError, PromptError, RequestError
+from headport.given_rows import GivenRows
 from headport.manifest import Source
 from headport.runner import Runner
 from headport.runtime.decoder_start import DecoderStart, read_start
+from headport.runtime.parts import Parts, read_parts
 from headport.runtime.prompts import Prompt, read_prompts
 from headport.runtime.results import Stats
 from headport.runtime.sources import ReadSource
@@ -29,14 +31,14 @@ from headport.source_encoder import SourceEncoder, encoder_name
 __all__ = ["Given", "Input", "Inputs", "open_inputs"]
 
 Array = npt.NDArray[Any]
-Input = Prompt | Array
+Input = Prompt | Array | Parts
 
 
 @dataclass(frozen=True)
 class Given:
     """One input of a call."""
 
-    token_ids: list[int]  # what a reply continues
+    token_ids: list[int]  # what a reply continues; below 0 they stand for rows of embeddings
     source: ReadSource | None = None
 
 
@@ -53,6 +55,14 @@ class Inputs(Protocol):
         Raises:
             PromptError: Naming every input that cannot be read.
             RequestError: If a prefix is given and there is no use for it.
+        """
+        ...
+
+    def tokens_of(self, given: Any) -> list[int]:
+        """Ids of tokens that are given; below 0 they stand for rows of embeddings.
+
+        Raises:
+            PromptError: If they cannot be read.
         """
         ...
 
@@ -76,7 +86,8 @@ def open_inputs(
     """
     manifest = bundle.manifest
     if manifest.source is None:
-        return _Prompts(tokens, manifest.vocabulary.size)
+        rows = runner.given if isinstance(runner, SessionRunner) else None
+        return _Prompts(tokens, manifest.vocabulary.size, rows)
     encoder = runner.encoder if isinstance(runner, SessionRunner) else None
     if encoder is None:
         raise BundleError(
@@ -97,6 +108,7 @@ class _Prompts:
 
     tokens: Tokens
     size: int
+    rows: GivenRows | None  # of embeddings
 
     def read(self, given: Any, prefix: Prompt | None) -> list[Given]:
         if prefix is not None:
@@ -104,7 +116,23 @@ class _Prompts:
                 "prefix is for bundles of encoder-decoder models; put what a reply begins with at "
                 "the end of the prompt"
             )
+        if isinstance(given, Parts):
+            return [Given(self._ids(given, 0))]
+        if isinstance(given, list | tuple) and any(isinstance(each, Parts) for each in given):
+            return [Given(self._ids(each, n)) for n, each in enumerate(given)]
         return [Given(ids) for ids in read_prompts(given, self.tokens, self.size)]
+
+    def tokens_of(self, given: Any) -> list[int]:
+        return self._ids(given, 0)
+
+    def _ids(self, given: Any, number: int) -> list[int]:
+        if isinstance(given, Parts):
+            try:
+                return read_parts(given, self.tokens, self.size, self.rows)
+            except PromptError as error:
+                raise PromptError(f"prompt {number}: {error}") from error
+        [ids] = read_prompts([given], self.tokens, self.size, first=number)
+        return ids
 
     def source(self, given: Any) -> ReadSource | None:
         if given is not None:
@@ -134,6 +162,10 @@ class _Sources:
             ids = []
         prompt = self.start.prompt(ids)
         return [Given(list(prompt), self._source(values)) for values in self._values(given)]
+
+    def tokens_of(self, given: Any) -> list[int]:
+        [ids] = read_prompts([given], self.tokens, self.size)
+        return ids
 
     def source(self, given: Any) -> ReadSource | None:
         if given is None:

@@ -29,7 +29,12 @@ DEFAULT_NEW_TOKENS = 128
 
 
 def read_prompts(
-    prompts: Prompt | Sequence[Prompt], tokens: Tokens, vocab_size: int, name: str = "prompt"
+    prompts: Prompt | Sequence[Prompt],
+    tokens: Tokens,
+    vocab_size: int,
+    name: str = "prompt",
+    *,
+    first: int = 0,
 ) -> list[list[int]]:
     """Token ids of each prompt.
 
@@ -39,6 +44,7 @@ def read_prompts(
         tokens: The bundle's tokenizer.
         vocab_size: True size of the vocabulary.
         name: What messages call one of them.
+        first: Number of the first one there.
 
     Raises:
         PromptError: Naming every prompt that is empty or holds unknown ids, with those ids.
@@ -52,7 +58,7 @@ def read_prompts(
     if len(several) == 0:
         raise PromptError(f"at least one {name} was expected, none was given")
     found, faults = [], []
-    for n, prompt in enumerate(several):
+    for n, prompt in enumerate(several, first):
         if not _is_listed(prompt):
             faults.append(f"{name} {n} is {prompt!r}, a text or a list of ids was expected")
             continue

@@ -124,7 +124,7 @@ def _generation(row: Row) -> Generation:
         token_ids=row.token_ids,
         finish_reason=row.finish_reason,
         seed=row.seed,
-        prompt_token_ids=row.prompt_token_ids,
+        prompt_token_ids=row.token_prompt,
         parameters=row.parameters,
         index=row.index,
         sample=row.sample,

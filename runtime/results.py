@@ -25,7 +25,8 @@ class Generation:
     token_ids: list[int]  # new tokens only, a stopping EOS included
     finish_reason: FinishReason
     seed: int | None  # what the noise was keyed with; None where none was drawn or given
-    prompt_token_ids: list[int]  # of an encoder-decoder bundle the decoder's start and prefix
+    # Of an encoder-decoder bundle the decoder's start and prefix; never rows of embeddings.
+    prompt_token_ids: list[int]
     parameters: Parameters
     # Place of the prompt in its request; equal replies are equal wherever they stood.
     index: int = field(default=0, compare=False)

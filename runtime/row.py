@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from headport.runtime.parameters import Parameters
+from headport.runtime.parts import token_ids_of
 from headport.runtime.results import FinishReason, Token
 from headport.runtime.sampling.choice import Choice
 from headport.runtime.sampling.noise import NoiseKey
@@ -26,7 +28,7 @@ class Row:
 
     Args:
         index: The prompt's place in its request, for messages; no draw depends on it.
-        prompt_token_ids: Original ids.
+        prompt_token_ids: Original ids; those below 0 stand for rows of embeddings.
         parameters: What the request asks for.
         seed: Key of the noise; None only where decoding is greedy.
         text: The reply's text so far.
@@ -68,14 +70,21 @@ class Row:
     @property
     def context(self) -> Context:
         """What processors and callbacks may look at before the next token."""
+        tokens = self.token_prompt
         return Context(
-            self.prompt_token_ids,
+            tokens,
             tuple(self.token_ids),  # a callback may keep it
             self.parameters.eos_token_ids,
             self.index,
             self.sample,
             self.parameters.max_new_tokens,
+            len(self.prompt_token_ids) - len(tokens),
         )
+
+    @cached_property
+    def token_prompt(self) -> list[int]:
+        """The tokens of the prompt, without rows of embeddings."""
+        return token_ids_of(self.prompt_token_ids)
 
     def accept(self, choice: Choice) -> Token:
         """Append a token. What ends a reply: EOS before a stop text before the limit."""

@@ -33,7 +33,8 @@ def begin_with(model: Any, layers: KeysAndValues) -> Any:
     def start(_module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if kwargs.get(name) is not None:
             return None
-        batch, cache = len(kwargs["input_ids"]), DynamicCache()
+        read = kwargs["inputs_embeds"] if kwargs.get("input_ids") is None else kwargs["input_ids"]
+        batch, cache = len(read), DynamicCache()
         for index, pair in enumerate(layers):
             cache.update(*(part.expand(batch, -1, -1, -1) for part in pair), index)
         return args, {**kwargs, name: cache, "use_cache": True}
@@ -51,7 +52,8 @@ def read_before(model: Any, embeddings: torch.Tensor) -> Iterator[None]:
 
     def join(_module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         given = dict(kwargs)
-        own = model.get_input_embeddings()(given.pop("input_ids"))
+        ids, own = given.pop("input_ids", None), given.get("inputs_embeds")
+        own = model.get_input_embeddings()(ids) if own is None else own
         before = embeddings.to(own.dtype).expand(len(own), -1, -1)
         given["inputs_embeds"] = torch.cat([before, own], dim=1)
         if _chosen(given):

@@ -14,6 +14,7 @@ from headport.bundle import Bundle, copy_files, draft_bundle, refuse_overlap
 from headport.command import Outcome, check_least
 from headport.engines import FOLDER, MERGED, EngineRecord
 from headport.errors import LoweringError, UsageError
+from headport.given_rows import refuse_embeddings
 from headport.progress import bar
 from headport.runtime.engine.backends import compute_capabilities, load_backend, missing_options
 from headport.runtime.engine.options import Options
@@ -40,6 +41,7 @@ def engine(options: Options) -> Bundle:
     refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
     source.require_decoder_only("an engine", "lower it to ort-cpu")
+    refuse_embeddings(source, "an engine", "export without it")
     source.require_no_prefix("an engine", "lower it to ort-cuda or ort-cpu")
     words = options.profile or default_profile(source.manifest.model.max_context)
     profiles = parse_profiles(words, source.manifest.model.max_context)

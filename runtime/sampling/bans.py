@@ -54,7 +54,7 @@ def ban_early_ends(scores: Float64, ids: Int64, sampling: Sampling, context: Con
     """No end token below `min_length` tokens in all, nor below `min_new_tokens` new ones."""
     new = len(context.token_ids)
     early = new < sampling.min_new_tokens
-    early |= len(context.prompt_token_ids) + new < sampling.min_length
+    early |= context.prompt_length + new < sampling.min_length
     return _ban(scores, ids, context.eos_token_ids) if early else scores
 
 
@@ -65,6 +65,6 @@ def ban_suppressed(scores: Float64, ids: Int64, sampling: Sampling, _: Context) 
 
 def ban_at_begin(scores: Float64, ids: Int64, sampling: Sampling, context: Context) -> Float64:
     """Ban ids as the first new token that is not forced."""
-    forced = sampling.forced_bos is not None and len(context.prompt_token_ids) == 1
+    forced = sampling.forced_bos is not None and context.prompt_length == 1
     first = len(context.token_ids) == int(forced)
     return _ban(scores, ids, sampling.begin_suppress_tokens) if first else scores

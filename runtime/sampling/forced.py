@@ -23,7 +23,7 @@ def forced_ids(sampling: Sampling, context: Context) -> tuple[int, ...]:
     new = len(context.token_ids)
     if sampling.forced_eos and new + 1 == context.max_new_tokens:
         return sampling.forced_eos
-    if sampling.forced_bos is not None and new + len(context.prompt_token_ids) == 1:
+    if sampling.forced_bos is not None and new + context.prompt_length == 1:
         return (sampling.forced_bos,)
     return ()
 

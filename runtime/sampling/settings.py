@@ -31,12 +31,18 @@ Float64 = npt.NDArray[np.float64]
 class Context:
     """One sequence being continued, as processors and callbacks see it. All ids are original."""
 
-    prompt_token_ids: Sequence[int] = ()
+    prompt_token_ids: Sequence[int] = ()  # rows of embeddings are not among them
     token_ids: Sequence[int] = ()  # new tokens so far; their number is the step
     eos_token_ids: tuple[int, ...] = ()
     index: int = 0  # place of the prompt in its request
     sample: int = 0  # place among the samples of one prompt; the rank of a beam
     max_new_tokens: int | None = None  # where the reply ends at the latest
+    prompt_rows: int = 0  # of embeddings in the prompt
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens and rows of the prompt."""
+        return len(self.prompt_token_ids) + self.prompt_rows
 
 
 # Ids that may follow, or bool [V] by original id, or None for all.

@@ -11,6 +11,7 @@ import msgspec
 
 from headport.bundle import Bundle, copy_files
 from headport.errors import ParityError, UsageError
+from headport.given_rows import refuse_embeddings
 from headport.runtime.triton.model_config import GraphServing, encode
 from headport.runtime.triton.repository import ModelFiles
 from headport.selftest import run_selftest
@@ -42,6 +43,7 @@ def onnxruntime_models(bundle: Bundle, name: str, serving: GraphServing) -> list
             "server without a state cannot do; give the portable bundle, or use --backend "
             + ("tensorrt" if target == "tensorrt" else "python")
         )
+    refuse_embeddings(bundle, "serving graphs without a state", "export without it")
     bundle.require_no_prefix("serving graphs without a state", "use --backend python")
     check_default_options(bundle)
     return [_model(bundle, name, serving, graph) for graph in bundle.manifest.graphs]

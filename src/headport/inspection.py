@@ -22,6 +22,7 @@ from headport.engines import (
     unusable,
 )
 from headport.errors import BundleError
+from headport.given_rows import embedding_size
 from headport.gpu_probe import probe_gpu
 from headport.head_lines import stored_as, task_head_lines
 from headport.manifest import (
@@ -90,6 +91,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     source: Source | None = None  # of an encoder-decoder model
     conditions: ConditionFacts | None = None  # that hidden states may be told
     prefix: Prefix | None = None  # what every sequence begins with
+    embedding_size: int | None = None  # numbers of a row of embeddings that prompts may hold
     engines: tuple[EngineRecord, ...] = ()
     engine_faults: dict[str, tuple[str, ...]] = {}  # plan → why it is not this bundle's
     engine_notes: dict[str, tuple[str, ...]] = {}  # plan → why it cannot be run on this machine
@@ -115,6 +117,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
                 for line in task_head_lines(name, head)
             ),
             *(("prefix", line) for line in _prefix(self.prefix)),
+            *(("prompts", line) for line in _prompts(self.embedding_size)),
             *(("condition", line) for line in _condition(self.conditions)),
             *(("backbone", line) for line in _backbone(self.backbone_quantization)),
             *((f"graph {name}", _size(size)) for name, size in self.graph_bytes.items()),
@@ -232,6 +235,11 @@ def _prefix(found: Prefix | None) -> list[str]:
     ]
 
 
+def _prompts(size: int | None) -> list[str]:
+    """What a prompt may hold beside tokens, as one line."""
+    return [] if size is None else [f"tokens, and rows of {size} numbers in their place"]
+
+
 def _condition(found: ConditionFacts | None) -> list[str]:
     """What may be added to hidden states before the head, as one line."""
     if found is None:
@@ -282,6 +290,7 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
         source=manifest.source,
         conditions=_conditions(bundle),
         prefix=manifest.prefix,
+        embedding_size=embedding_size(manifest),
         engines=engines,
         engine_faults={e.plan: tuple(f) for e in engines if (f := strangers(bundle, e))},
         engine_notes={

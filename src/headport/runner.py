@@ -139,7 +139,8 @@ class PortableRunner(SessionRunner):
         return PortableSlots(buffers, sources, capacity, first, self._run)
 
     def _run(self, feeds: dict[str, Array]) -> dict[str, Array]:
-        found = self._backbone.run(feeds)
+        given = {} if self.given is None else self.given.feeds(feeds["input_ids"])
+        found = self._backbone.run(feeds | given)
         self.runs += 1
         return found
 
@@ -263,10 +264,17 @@ class InPlaceRunner(SessionRunner):
             # Bound arrays would be kept for as long as the cache.
             cache.bindings.clear()
             cache.given = given
-        bound = cache.bindings.get((first, count, cache.turn)) if width == 1 else None
-        binding, ids, hidden = bound or self._bind(cache, rows, width)
         valid = np.arange(width)[None, :] < new[:, None]
-        np.copyto(ids, np.where(valid, token_ids, 0))
+        fed: Int64 = np.where(valid, token_ids, 0)
+        # A step by one token is bound once; one by a row of embeddings has rows of its own.
+        usual = width == 1 and (self.given is None or fed.min() >= 0)
+        bound = cache.bindings.get((first, count, cache.turn)) if usual else None
+        if bound is None:
+            bound = self._bind(cache, rows, fed)
+            if usual:
+                cache.bindings[first, count, cache.turn] = bound
+        binding, ids, hidden = bound
+        np.copyto(ids, fed if self.given is None else np.maximum(fed, 0))
         after = cache.lengths[rows] + new
         cache.query_seqlens[rows] = new
         # A row that holds nothing must still name a token; without a query nothing is written.
@@ -276,13 +284,14 @@ class InPlaceRunner(SessionRunner):
         cache.written(rows, after)
         return hidden.astype(np.float32, copy=True)
 
-    def _bind(self, cache: _FixedCache, rows: slice, width: int) -> tuple[Binding, Int64, Array]:
-        count = rows.stop - rows.start
-        ids = np.zeros((count, width), np.int64)
-        shape = (count, width, self._hidden_size)
+    def _bind(self, cache: _FixedCache, rows: slice, fed: Int64) -> tuple[Binding, Int64, Array]:
+        given = {} if self.given is None else self.given.feeds(fed)
+        ids = np.zeros(fed.shape, np.int64)
+        shape = (*fed.shape, self._hidden_size)
         hidden = np.zeros(shape, self._backbone.dtype("hidden_states"))
         binding = self._backbone.bind()
         scalars: dict[str, Array] = {
+            **given,
             "input_ids": ids,
             "seqlens_k": cache.seqlens_k[rows],
             "query_seqlens": cache.query_seqlens[rows],
@@ -298,8 +307,6 @@ class InPlaceRunner(SessionRunner):
         binding.output("hidden_states", hidden)
         for past, present in zip(self._past, self._present, strict=True):
             binding.output(present, parts[id(writes[past.name])])
-        if width == 1:  # decode: bound once, reused by every step
-            cache.bindings[rows.start, count, cache.turn] = (binding, ids, hidden)
         return binding, ids, hidden
 
 

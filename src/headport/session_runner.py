@@ -13,6 +13,7 @@ import numpy.typing as npt
 from headport.bundle import Bundle
 from headport.cache_ports import is_past, present_name
 from headport.errors import BundleError, PromptError
+from headport.given_rows import open_given_rows
 from headport.heads import HeadMethods, HeadOutput, HeadSessions, QuantisedLogits
 from headport.learnt_prefix import LearntPrefix, read_prefix
 from headport.manifest import Graph
@@ -120,7 +121,8 @@ class Runner(Protocol):
 class SessionRunner(HeadMethods):
     """What all ONNX Runtime targets share: sessions, cache specification, heads.
 
-    `encoder` runs an encoder-decoder bundle's other half; None of a decoder-only bundle.
+    `encoder` runs an encoder-decoder bundle's other half; None of a decoder-only bundle. `given`
+    keeps the rows of embeddings that prompts hold; None where they are tokens alone.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class SessionRunner(HeadMethods):
         manifest = bundle.manifest
         self.runs = 0
         self._prefix: LearntPrefix = read_prefix(bundle)
+        self.given = open_given_rows(manifest.backbone)
         self._hidden_size = manifest.model.hidden_size
         self._past = [p for p in manifest.backbone.inputs if is_past(p.name)]
         self._present = [present_name(p.name) for p in self._past]

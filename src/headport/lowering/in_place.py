@@ -24,6 +24,7 @@ from headport.cache_ports import (
     present_name,
 )
 from headport.errors import LoweringError
+from headport.given_rows import EMBEDDING_ROWS, EMBEDDINGS
 from headport.lowering.emit import CONTRIB, attribute
 from headport.lowering.experts import EXPERTS
 from headport.lowering.match import Match
@@ -96,7 +97,14 @@ def _caches(model: ir.Model) -> list[ir.Value]:
 def add_step_inputs(model: ir.Model, inputs: _StepInputs = RAGGED_STEP) -> list[Match]:
     """Declare the inputs that describe a step, behind `input_ids`."""
     graph = model.graph
-    expected = {_IDS, _MASK, SOURCE_MASK, *(v.name for v in _caches(model))}
+    expected = {
+        _IDS,
+        _MASK,
+        SOURCE_MASK,
+        EMBEDDINGS,
+        EMBEDDING_ROWS,
+        *(v.name for v in _caches(model)),
+    }
     expected |= {v.name for v in graph.inputs if is_cross(v.name or "")}
     odd = sorted(str(v.name) for v in graph.inputs if v.name not in expected)
     if odd:

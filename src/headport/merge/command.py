@@ -14,6 +14,7 @@ from headport import __version__
 from headport.bundle import Bundle, draft_bundle
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import MergeError, OutputError, ParityError
+from headport.given_rows import refuse_embeddings
 from headport.graphs import INLINE_BYTES, load_graphs
 from headport.lowering.emit import attribute
 from headport.manifest import Manifest
@@ -61,6 +62,7 @@ def merge(options: Options) -> MergeReport:
     """
     source = Bundle.open(options.bundle)
     source.require_decoder_only("merging", "use its graphs as they are: encoder, backbone and head")
+    refuse_embeddings(source, "merging for other runtimes", "export without it")
     source.require_no_prefix("merging for other runtimes", "run it with headport.runtime")
     if source.path.resolve() in (options.output.resolve(), *options.output.resolve().parents):
         raise OutputError(f"{options.output} lies in the bundle that is merged; choose another")
