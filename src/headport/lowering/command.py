@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,9 +18,11 @@ from headport.errors import LoweringError, UsageError
 from headport.given_rows import embedding_size
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
 from headport.head_parts import all_parts, with_heads
+from headport.kernels import needed_kernels
 from headport.lowering.attention import attention_windows
 from headport.lowering.head import INTEGERS, packed_name
 from headport.lowering.match import Match, summarize
+from headport.lowering.own_kernels import one_row, with_kernels
 from headport.lowering.parity import check_parity
 from headport.lowering.product_kernels import check_matrices, lower_products
 from headport.lowering.product_parity import check_product_parity
@@ -60,6 +62,14 @@ class Options(OptionRecord, frozen=True):
             "takes the prompts of a batch one after the other"
         ),
     ] = NEWEST
+    kernels: Annotated[
+        Path | None,
+        option(
+            "ort-cpu: library of headport's own kernels (`make kernels`), which products take and "
+            "the bundle then needs",
+            metavar="FILE",
+        ),
+    ] = None
     force: Annotated[bool, option("replace an existing bundle")] = False
 
 
@@ -72,7 +82,9 @@ def lower(options: Options) -> Bundle:
         OutputError: If the output cannot be written.
         ParityError: If the lowered files do not answer like the portable ones.
     """
-    target = find_target(options.target, options.onnxruntime_at_least)
+    target = find_target(
+        options.target, options.onnxruntime_at_least, own_kernels=options.kernels is not None
+    )
     refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
     if source.manifest.target != "portable":
@@ -84,6 +96,7 @@ def lower(options: Options) -> Bundle:
     if options.top_k is not None and target.name != "tensorrt":
         raise UsageError(f"--top-k needs --target tensorrt; {target.name} has no use for it")
     settings, proved, unproved = _settings(target)
+    settings = replace(settings, kernels=options.kernels)
     with draft_bundle(options.output, force=options.force) as draft:
         models = load_graphs(source)
         windows = attention_windows(_backbone(source.manifest, models))
@@ -104,7 +117,8 @@ def lower(options: Options) -> Bundle:
                 manifest = rewrite_bundle(source, models, Path(folder))
                 unlowered = Bundle(Path(folder), _lowered(manifest, models, target))
                 parity = check_parity(source, unlowered, windows, settings)
-                matches += lower_products(_backbone(manifest, models), record, target.name)
+                how = record if options.kernels is None else one_row(record)
+                matches += lower_products(_backbone(manifest, models), how, target.name)
                 matches += _pack(target, _backbone(manifest, models))
                 manifest = rewrite_bundle(source, models, draft.path)
                 preview = draft.preview(_lowered(manifest, models, target))
@@ -121,9 +135,26 @@ def lower(options: Options) -> Bundle:
         }
         chosen: dict[str, Any] = {"target": target.name}
         chosen |= {"top_k": options.top_k} if options.top_k is not None else {}
+        if options.kernels is not None:
+            chosen |= _kernels(manifest, options.kernels)
         if options.onnxruntime_at_least != NEWEST:
             chosen["onnxruntime_at_least"] = options.onnxruntime_at_least
         return draft.commit(add_stage(manifest, "lower", chosen, report))
+
+
+def _kernels(manifest: Manifest, file: Path) -> dict[str, Any]:
+    """What is recorded of the library.
+
+    Raises:
+        LoweringError: If no product took it, so that the bundle would only seem to.
+    """
+    found = needed_kernels(manifest.session_options, file)
+    if found is None:
+        raise LoweringError(
+            "--kernels: the bundle has no product that headport's kernels multiply; quantise its "
+            "head or backbone to INT8 or INT4, or lower without --kernels"
+        )
+    return {"kernels": {"version": found.version, "instructions": found.instructions}}
 
 
 def _settings(target: Target) -> tuple[SessionSettings, Provider, Provider | None]:
@@ -202,7 +233,8 @@ def _lowered(manifest: Manifest, models: dict[str, ir.Model], target: Target) ->
         name: _computed(_renamed(head, models[head.graph]), target)
         for name, head in all_parts(manifest).items()
     }
-    return msgspec.structs.replace(with_heads(manifest, heads), target=target.name)
+    lowered = msgspec.structs.replace(with_heads(manifest, heads), target=target.name)
+    return with_kernels(lowered, models)
 
 
 def _renamed(head: Head, model: ir.Model) -> Head:

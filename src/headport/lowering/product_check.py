@@ -1,9 +1,10 @@
 """Every product of a written backbone against float64, and how far each may be off.
 
 Rounding of activations hides small faults, so products first run on rows that it leaves as they
-are: whole numbers up to 127 with 127 in every block, times a power of two. What is left is float32
-arithmetic, which a weight that is off by one step exceeds. Then they run on what reaches them in a
-prompt, where the bound holds what rounding may do to those activations, block by block.
+are: whole numbers up to the largest that the kernel keeps, with that one in every block, times a
+power of two. What is left is float32 arithmetic, which a weight that is off by one step exceeds.
+Then they run on what reaches them in a prompt, where the bound holds what rounding may do to those
+activations, block by block.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from headport.bundle import Bundle
 from headport.errors import ParityError
+from headport.kernels import OPTION
 from headport.lowering.bounds import activation_errors
 from headport.lowering.product_runs import Observed, run_alone, run_real
 from headport.session import SessionSettings
@@ -26,6 +28,7 @@ __all__ = ["ExpectedProduct", "ProductCheck", "check_products"]
 Float64 = npt.NDArray[np.float64]
 
 _ROWS = 4
+_LARGEST, _LARGEST_OWN = 127, 32767  # whole numbers that ONNX Runtime's and the own kernel keep
 _LONG = 1024  # inputs from which a product is also run in pieces
 _SLICE = 256  # a multiple of every block
 _GROUP = 16  # every block size is a multiple of it
@@ -87,7 +90,9 @@ def check_products(
         ParityError: If a matrix is not there, or a product with it differs by more.
     """
     widths = {product.size[1] for product in expected.values()}
-    exact = list(run_alone(bundle, {K: _unrounded_rows(K) for K in widths}, settings))
+    largest = _LARGEST_OWN if OPTION in bundle.manifest.session_options else _LARGEST
+    rows = {K: _unrounded_rows(K, largest) for K in widths}
+    exact = list(run_alone(bundle, rows, settings))
     _same_names(exact, expected)
     exact_share, values, _, _ = _compare(exact, expected, is_exact=True)
     real_share, more, error, worst = _compare(run_real(bundle, settings), expected, is_exact=False)
@@ -108,17 +113,17 @@ def _same_names(found: list[Observed], expected: Mapping[str, ExpectedProduct]) 
         )
 
 
-def _unrounded_rows(K: int) -> npt.NDArray[np.float32]:
+def _unrounded_rows(K: int, largest: int) -> npt.NDArray[np.float32]:
     rng = np.random.Generator(np.random.Philox(key=13))
-    whole = rng.integers(-127, 128, (_ROWS, K))
-    whole[:, ::_GROUP] = 127 * rng.choice((-1, 1), whole[:, ::_GROUP].shape)
+    whole = rng.integers(-largest, largest + 1, (_ROWS, K))
+    whole[:, ::_GROUP] = largest * rng.choice((-1, 1), whole[:, ::_GROUP].shape)
     rows: npt.NDArray[np.float32] = np.ldexp(
         whole.astype(np.float32), np.array(_EXPONENTS, np.int32)[:, None]
     )
     if K <= _LONG:
         return rows
     # One step of one weight would drown in the rounding of a long sum.
-    even, piece = np.float32(127) * rng.choice((-1, 1), (1, K)), np.arange(K) // _SLICE
+    even, piece = np.float32(largest) * rng.choice((-1, 1), (1, K)), np.arange(K) // _SLICE
     parts = [np.where(piece == n, even, 0).astype(np.float32) for n in range(-(-K // _SLICE))]
     return np.concatenate([rows, *parts])
 

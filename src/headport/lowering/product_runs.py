@@ -18,8 +18,9 @@ import onnx_ir.passes.common as common_passes
 
 from headport.bundle import Bundle
 from headport.cache_ports import is_state
-from headport.given_rows import EMBEDDING_ROWS
 from headport.errors import ParityError
+from headport.given_rows import EMBEDDING_ROWS
+from headport.kernels import OPERATOR
 from headport.lowering.matrices import find_products
 from headport.lowering.siblings import INPUT, OUTPUTS, PARTS, SUMS
 from headport.session import SessionSettings, open_session
@@ -38,6 +39,7 @@ Float64 = npt.NDArray[np.float64]
 
 _TOKENS = 12  # of the real run
 _FILE = "products.onnx"  # exists while its session is opened
+_PRODUCTS = ("MatMulNBits", OPERATOR)
 _PACKED = ".nbits"  # ends the names of weights that lowering has packed
 _SUFFIXES = (".int8", ".int4", ".fp16")
 
@@ -47,7 +49,7 @@ class WrittenProduct:
     """One product of a written backbone."""
 
     name: str  # of the matrix
-    node: ir.Node  # Gemm or MatMulNBits
+    node: ir.Node  # Gemm, MatMulNBits or BlockMatMul
     size: tuple[int, int]  # N, K
     start: int = 0  # where its outputs begin, in a product that computes several
     around: tuple[ir.Value, ir.Value] | None = None  # x and y, where the node has others
@@ -89,7 +91,7 @@ def written_products(model: ir.Model) -> list[WrittenProduct]:
             assert shape is not None
             N, K = (int(d) for d in shape.numpy())
             found.append(WrittenProduct(product.name, node, (N, K)))
-        elif node.op_type == "MatMulNBits" and node.inputs[1] is not None:
+        elif node.op_type in _PRODUCTS and node.inputs[1] is not None:
             found += _written(model.graph, node, (node.inputs[1].name or "").split(PARTS))
     return found
 

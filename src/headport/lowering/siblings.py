@@ -16,6 +16,7 @@ from itertools import groupby
 import numpy as np
 import onnx_ir as ir
 
+from headport.kernels import DOMAIN, OPERATOR
 from headport.lowering.emit import CONTRIB, Emitter, replace
 from headport.lowering.match import Match
 
@@ -43,11 +44,16 @@ def _columns(node: ir.Node) -> int:
     return int(weight.shape.numpy()[1])
 
 
+def _counted(node: ir.Node) -> int:
+    return int(node.attributes[_COUNTS].as_int())
+
+
+_COUNTS = "N"  # the attribute that counts outputs
 _KINDS = {
     "MatMul": _Kind("", (1,), _columns),
-    "MatMulNBits": _Kind(CONTRIB, (0, 0), lambda node: int(node.attributes["N"].as_int())),
+    "MatMulNBits": _Kind(CONTRIB, (0, 0), _counted),
+    OPERATOR: _Kind(DOMAIN, (0, 0), _counted),
 }
-_COUNTS = "N"  # the attribute that counts outputs
 
 
 def pack_siblings(model: ir.Model) -> list[Match]:

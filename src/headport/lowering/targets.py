@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -31,6 +31,7 @@ from headport.lowering.in_place import (
 )
 from headport.lowering.layouts import straighten
 from headport.lowering.match import Match
+from headport.lowering.own_kernels import adopt_in_head, adopt_kernels
 from headport.lowering.packed_qkv import pack_qkv
 from headport.lowering.positions import lower_positions
 from headport.lowering.reshapes import fix_reshapes
@@ -211,12 +212,28 @@ _OLDER = {
 }
 
 
-def find_target(name: str, onnxruntime: str = NEWEST) -> Target:
+def find_target(name: str, onnxruntime: str = NEWEST, *, own_kernels: bool = False) -> Target:
     """The target of this name whose graphs an ONNX Runtime of at least this release loads.
+
+    Args:
+        name: Key of `TARGETS`.
+        onnxruntime: The oldest release.
+        own_kernels: Whether products take headport's own kernel.
 
     Raises:
         UsageError: If there is none.
     """
+    found = _find_target(name, onnxruntime)
+    if not own_kernels:
+        return found
+    if name != "ort-cpu":
+        raise UsageError(f"--kernels are for --target ort-cpu, {name} was given")
+    return replace(
+        found, packing=(adopt_kernels, *found.packing), head=(*found.head, adopt_in_head)
+    )
+
+
+def _find_target(name: str, onnxruntime: str) -> Target:
     if name not in TARGETS:
         raise UsageError(f"--target {name}: use one of {', '.join(TARGETS)}")
     if onnxruntime == NEWEST:

@@ -1,0 +1,90 @@
+// The plain form: what every other one is held to, and what runs on any CPU.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "product.h"
+
+namespace headport::kernels {
+namespace {
+
+constexpr float kLargest = 32767.0F;
+
+std::int64_t place(std::int64_t k) {
+  const std::int64_t in_group = k % kGroup;
+  return k - in_group + in_group / 2 + (in_group % 2) * (kGroup / 2);
+}
+
+void round_block(const float* x, std::int64_t count, const Form& form, std::int16_t* q, float* step,
+                 std::int32_t* offset) {
+  float largest = 0.0F;
+  bool finite = true;
+  for (std::int64_t k = 0; k < count; ++k) {
+    largest = std::max(largest, std::fabs(x[k]));
+    finite = finite && std::isfinite(x[k]);
+  }
+  const float inverse = kLargest / largest;  // infinite where all is (nearly) zero
+  std::fill_n(q, form.block, std::int16_t{0});
+  *step = finite ? largest / kLargest : std::numeric_limits<float>::quiet_NaN();
+  *offset = 0;
+  if (!finite || !std::isfinite(inverse)) return;
+  std::int32_t sum = 0;
+  for (std::int64_t k = 0; k < count; ++k) {
+    const auto whole = static_cast<std::int16_t>(std::lrintf(x[k] * inverse));
+    q[place(k)] = whole;
+    sum += whole;
+  }
+  *offset = -form.zero_point() * sum;
+}
+
+void round(const Operands& o, std::int64_t from, std::int64_t to) {
+  const Form& form = o.form;
+  const std::int64_t blocks = form.blocks();
+  for (std::int64_t row = from; row < to; ++row)
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      const std::int64_t first = b * form.block;
+      round_block(o.x + row * form.K + first, std::min(form.block, form.K - first), form,
+                  o.rounded.q + row * form.padded() + first, o.rounded.step + row * blocks + b,
+                  o.rounded.offset + row * blocks + b);
+    }
+}
+
+// Bytes of a group → its weights, as the activations wait.
+void unpack(const std::uint8_t* bytes, int bits, std::int32_t* weights) {
+  for (std::int64_t i = 0; i < kGroup / 2; ++i) {
+    weights[i] = bits == 8 ? bytes[2 * i] : bytes[i] & 15;
+    weights[i + kGroup / 2] = bits == 8 ? bytes[2 * i + 1] : bytes[i] >> 4;
+  }
+}
+
+void multiply(const Operands& o, std::int64_t from, std::int64_t to) {
+  const Form& form = o.form;
+  const std::int64_t blocks = form.blocks();
+  const std::int64_t group_bytes = kGroup * form.bits / 8;
+  for (std::int64_t n = from; n < to; ++n)
+    for (std::int64_t row = 0; row < o.rows; ++row) {
+      const std::uint8_t* bytes = o.weight + n * form.row_bytes();
+      const std::int16_t* q = o.rounded.q + row * form.padded();
+      float total = 0.0F;
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        std::int32_t sum = o.rounded.offset[row * blocks + b];
+        for (std::int64_t g = 0; g < form.block; g += kGroup) {
+          std::int32_t weights[kGroup];
+          unpack(bytes, form.bits, weights);
+          std::int32_t part = 0;
+          for (std::int64_t i = 0; i < kGroup; ++i) part += weights[i] * q[i];
+          sum += part;
+          bytes += group_bytes;
+          q += kGroup;
+        }
+        total += static_cast<float>(sum) * (o.scale[n * blocks + b] * o.rounded.step[row * blocks + b]);
+      }
+      o.y[row * form.N + n] = total;
+    }
+}
+
+}  // namespace
+
+const Kernel kPortable{"portable", round, multiply};
+
+}  // namespace headport::kernels

@@ -1,0 +1,62 @@
+// y = x Ŵᵀ: weights of 8 or 4 bits, activations of 16, summed in whole numbers block by block.
+//
+//     y[r, n] = Σ_b scale[n, b] · step[r, b] · Σ_{k in b} (w[n, k] - zero point) · q[r, k]
+//
+// The inner sum is exact. With q of 16 bits an activation is off by at most max|x_b| / 65,534, which
+// is less than what is lost by two rows of 8 bits, for the price of one.
+#pragma once
+
+#include <cstdint>
+
+namespace headport::kernels {
+
+// A weight [N, K] as MatMulNBits stores it, with one zero point for all: 128 or 8.
+struct Form {
+  std::int64_t N = 0;
+  std::int64_t K = 0;
+  std::int64_t block = 0;  // weights that share a scale; a multiple of kGroup up to 256
+  int bits = 0;            // 8 or 4
+
+  std::int64_t blocks() const { return (K + block - 1) / block; }
+  std::int64_t padded() const { return blocks() * block; }
+  std::int64_t row_bytes() const { return padded() * bits / 8; }
+  std::int32_t zero_point() const { return 1 << (bits - 1); }
+};
+
+// Both widths are unpacked into the even ones of 32 weights and the odd ones, so activations wait in
+// that order: [e0 … e15, o0 … o15] for each group.
+constexpr std::int64_t kGroup = 32;
+
+// Rows of x as whole numbers: x[k] is about q[k] · step of its block.
+struct Rounded {
+  std::int16_t* q = nullptr;       // [rows, padded]
+  float* step = nullptr;           // [rows, blocks]; NaN where x is not finite
+  std::int32_t* offset = nullptr;  // [rows, blocks]: - zero point · Σ q
+};
+
+struct Operands {
+  Form form;
+  const float* x = nullptr;              // [rows, K]
+  std::int64_t rows = 0;
+  const std::uint8_t* weight = nullptr;  // [N, blocks, block · bits / 8]
+  const float* scale = nullptr;          // [N, blocks]
+  Rounded rounded;
+  float* y = nullptr;  // [rows, N]
+};
+
+// One way to compute it. A row of y never depends on the rows beside it.
+struct Kernel {
+  const char* name;
+  void (*round)(const Operands&, std::int64_t from, std::int64_t to);     // rows of x
+  void (*multiply)(const Operands&, std::int64_t from, std::int64_t to);  // rows of the weight
+};
+
+extern const Kernel kPortable;
+#if defined(__x86_64__)
+extern const Kernel kAvx2;
+#endif
+
+// The fastest that this CPU has.
+const Kernel& find_kernel();
+
+}  // namespace headport::kernels

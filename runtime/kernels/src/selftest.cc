@@ -1,0 +1,71 @@
+#include "selftest.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace headport::kernels {
+namespace {
+
+constexpr std::int64_t kOutputs = 7;
+constexpr std::int64_t kRows = 4;
+constexpr float kAccepted = 1e-5F;  // of the largest: sums of float32 in another order
+constexpr std::int64_t kBeyond = 4096;  // bytes behind a weight that a kernel may fetch ahead
+
+struct Random {
+  std::uint32_t state = 1;
+  std::uint32_t next() { return state = state * 1664525U + 1013904223U; }
+  float real() { return static_cast<float>(next() >> 8) / 8388608.0F - 1.0F; }
+};
+
+std::vector<float> run(const Kernel& kernel, const Form& form, std::int64_t rows, bool wild) {
+  Random random;
+  std::vector<float> x(static_cast<std::size_t>(rows * form.K));
+  for (float& value : x) value = random.real();
+  if (wild) x[0] = 1e4F;
+  std::vector<std::uint8_t> weight(static_cast<std::size_t>(form.N * form.row_bytes() + kBeyond));
+  for (std::uint8_t& byte : weight) byte = static_cast<std::uint8_t>(random.next() >> 24);
+  std::vector<float> scale(static_cast<std::size_t>(form.N * form.blocks()));
+  for (float& value : scale) value = random.real();
+  std::vector<std::int16_t> q(static_cast<std::size_t>(rows * form.padded()));
+  std::vector<float> step(static_cast<std::size_t>(rows * form.blocks()));
+  std::vector<std::int32_t> offset(step.size());
+  std::vector<float> y(static_cast<std::size_t>(rows * form.N));
+  const Operands operands{form,         x.data(),
+                          rows,         weight.data(),
+                          scale.data(), {q.data(), step.data(), offset.data()},
+                          y.data()};
+  kernel.round(operands, 0, rows);
+  kernel.multiply(operands, 0, form.N);
+  return y;
+}
+
+bool agree(const std::vector<float>& found, const std::vector<float>& expected) {
+  float most = 0.0F;
+  float apart = 0.0F;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    most = std::max(most, std::fabs(expected[i]));
+    apart = std::max(apart, std::fabs(found[i] - expected[i]));
+    if (!std::isfinite(found[i])) return false;
+  }
+  return apart <= kAccepted * most;
+}
+
+}  // namespace
+
+std::string find_fault(const Kernel& kernel) {
+  for (const int bits : {4, 8})
+    for (const std::int64_t block : {32, 64, 128, 256})
+      for (const std::int64_t K : {2 * block, 3 * block - 24})
+        for (const std::int64_t rows : {std::int64_t{1}, kRows}) {
+          const Form form{kOutputs, K, block, bits};
+          for (const bool wild : {false, true})
+            if (!agree(run(kernel, form, rows, wild), run(kPortable, form, rows, wild)))
+              return std::string(kernel.name) + " differs from the plain form: " +
+                     std::to_string(bits) + " bits, blocks of " + std::to_string(block) +
+                     ", K = " + std::to_string(K) + ", " + std::to_string(rows) + " rows";
+        }
+  return {};
+}
+
+}  // namespace headport::kernels

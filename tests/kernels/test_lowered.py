@@ -1,0 +1,173 @@
+"""Bundles lowered with --kernels answer like the portable ones, and say what they need."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from headport.bundle import Bundle
+from headport.errors import LoweringError, ParityError, UsageError
+from headport.inspection import describe
+from headport.kernels import OPERATOR, OPTION
+from headport.lowering import Options as LowerOptions
+from headport.lowering import lower, product_kernels
+from headport.quantize import Options, quantize
+from headport.runner import open_runner
+from headport.runtime import Generator
+from headport.selftest import run_selftest
+
+IDS = np.array([[3, 0, 30, 7, 7], [1, 2, 3, 4, 5]])
+
+
+@pytest.fixture(autouse=True)
+def named(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADPORT_KERNELS", str(library))
+
+
+def _quantized(source: Path, folder: Path, **changes: Any) -> Bundle:
+    return quantize(Options(bundle=source, output=folder, **changes))
+
+
+def _lowered(bundle: Bundle, folder: Path, kernels: Path | None, **changes: Any) -> Bundle:
+    options = LowerOptions(bundle=bundle.path, output=folder, target="ort-cpu", kernels=kernels)
+    return lower(options.__replace__(**changes) if changes else options)
+
+
+def _hidden_states(bundle: Bundle) -> np.ndarray:
+    runner = open_runner(bundle, heads=())
+    return runner.forward(runner.new_cache(2, 8), IDS, np.array([5, 5]))
+
+
+def _counts(bundle: Bundle) -> dict[str, int]:
+    graphs = [ir.load(file).graph for file in sorted(bundle.path.glob("*.onnx"))]
+    types = [node.op_type for graph in graphs for node in graph]
+    return {name: types.count(name) for name in ("MatMulNBits", OPERATOR, "Concat", "Split")}
+
+
+@pytest.mark.parametrize("activations", ["rounded", "residual"])
+@pytest.mark.parametrize(("form", "block"), [("int8", 64), ("int4", 32)])
+def test_backbone_and_head(
+    tiny_bundle: Path, tmp_path: Path, library: Path, form: str, block: int, activations: str
+) -> None:
+    portable = _quantized(
+        tiny_bundle,
+        tmp_path / "q",
+        backbone=form,
+        backbone_block=block,
+        backbone_activations=activations,
+        head="int8",
+        activations=activations,
+    )
+    bundle = _lowered(portable, tmp_path / "l", library)
+    # Of each of two layers: q k v, output, gate up, down; and the head. Rows are not doubled.
+    assert _counts(bundle) == {"MatMulNBits": 0, OPERATOR: 9, "Concat": 0, "Split": 2}
+    manifest = bundle.manifest
+    assert manifest.session_options[OPTION] == "1"
+    record = manifest.backbone_quantization
+    assert record is not None and {record.activations_of(m) for m in record.matrices.values()} == {
+        "residual"
+    }
+    assert manifest.heads["lm"].quantization.activations == "residual"  # type: ignore[union-attr]
+    assert run_selftest(bundle)
+    assert "headport.kernels = 1" in describe(bundle).text()
+    expected, found = _hidden_states(portable), _hidden_states(bundle)
+    # Activations of 16 bits: nearer than any rounding to 8 bits comes.
+    assert np.abs(found - expected).max() < 2e-4 * np.abs(expected).max()
+    report = manifest.provenance.stages[-1].report
+    assert report["products"]["hidden_states_change"] < 2e-4
+
+
+def test_the_same_tokens_alone_and_in_batches(
+    tiny_bundle: Path, tmp_path: Path, library: Path
+) -> None:
+    portable = _quantized(tiny_bundle, tmp_path / "q", backbone="int8", head="int8")
+    bundle = _lowered(portable, tmp_path / "l", library)
+    prompts = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]]
+    with Generator(bundle) as generator:
+        together = [r.token_ids for r in generator.generate(prompts, max_new_tokens=12, seed=1)]
+        alone = [generator.generate([p], max_new_tokens=12, seed=1)[0].token_ids for p in prompts]
+    assert together == alone
+
+
+def test_a_certified_head_stays_exact(tiny_bundle: Path, tmp_path: Path, library: Path) -> None:
+    portable = _quantized(tiny_bundle, tmp_path / "q", head="int8", certify=True)
+    bundle = _lowered(portable, tmp_path / "l", library)
+    assert (_head(bundle).count("MatMulNBits"), _head(bundle).count(OPERATOR)) == (0, 1)
+    prompts = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]]
+    with Generator(bundle, exact=True) as exact, Generator(tiny_bundle) as full:
+        found = [r.token_ids for r in exact.generate(prompts, max_new_tokens=12)]
+        assert found == [r.token_ids for r in full.generate(prompts, max_new_tokens=12)]
+        assert exact.stats.certified > 30
+
+
+def test_a_proof_with_rounded_rows_keeps_the_kernel_that_leaves_them(
+    tiny_bundle: Path, tmp_path: Path, library: Path
+) -> None:
+    how = {"head": "int8", "certify": True, "activations": "rounded"}
+    portable = _quantized(tiny_bundle, tmp_path / "q", backbone="int8", **how)
+    bundle = _lowered(portable, tmp_path / "l", library)
+    assert (_head(bundle).count("MatMulNBits"), _head(bundle).count(OPERATOR)) == (1, 0)
+    quantization = bundle.manifest.heads["lm"].quantization
+    assert quantization is not None and quantization.activations == "rounded"
+
+
+def _head(bundle: Bundle) -> list[str]:
+    return [node.op_type for node in ir.load(bundle.path / "head.lm.onnx").graph]
+
+
+def test_what_is_refused(
+    tiny_bundle: Path, tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = Bundle.open(tiny_bundle)
+    with pytest.raises(LoweringError, match="no product that headport's kernels multiply"):
+        _lowered(exact, tmp_path / "a", library)
+    with pytest.raises(UsageError, match="--kernels are for --target ort-cpu"):
+        _lowered(exact, tmp_path / "b", library, target="ort-cuda")
+    small = _quantized(tiny_bundle, tmp_path / "q16", backbone="int8", backbone_block=16)
+    with pytest.raises(LoweringError, match=r"blocks of 16, the kernel knows 32, 64, 128, 256"):
+        _lowered(small, tmp_path / "c", library)
+    portable = _quantized(tiny_bundle, tmp_path / "q", head="int8")
+    with pytest.raises(UsageError, match="not a library of headport's kernels"):
+        _lowered(portable, tmp_path / "d", tmp_path / "absent")
+    assert not [name for name in "abcd" if (tmp_path / name).exists()]
+    bundle = _lowered(portable, tmp_path / "l", library)
+    monkeypatch.delenv("HEADPORT_KERNELS")
+    with pytest.raises(UsageError, match="was lowered with --kernels and needs that library"):
+        Generator(bundle)
+
+
+def test_wrong_packing_is_caught(
+    tiny_bundle: Path, tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    portable = _quantized(tiny_bundle, tmp_path / "q", backbone="int8")
+    honest = product_kernels.pack_weight
+
+    def one_weight(restore: ir.Node) -> Any:
+        packed = honest(restore)
+        packed.values.reshape(-1)[5] ^= 1  # by one step
+        return packed
+
+    monkeypatch.setattr(product_kernels, "pack_weight", one_weight)
+    with pytest.raises(ParityError, match="does not multiply with"):
+        _lowered(portable, tmp_path / "l", library)
+    assert not (tmp_path / "l").exists()
+
+
+def test_other_weights_on_disk_fail_the_selftest(
+    tiny_bundle: Path, tmp_path: Path, library: Path
+) -> None:
+    portable = _quantized(tiny_bundle, tmp_path / "q", backbone="int8", head="int8")
+    bundle = _lowered(portable, tmp_path / "l", library)
+    assert run_selftest(bundle)
+    shutil.copytree(bundle.path, tmp_path / "broken")
+    tensor = next(t for t in bundle.manifest.tensors if t.name.endswith("down_proj.weight.scale"))
+    file = tmp_path / "broken" / tensor.file
+    raw = bytearray(file.read_bytes())
+    raw[tensor.offset + 3] ^= 0x80  # one scale changes its sign
+    file.write_bytes(raw)
+    assert not run_selftest(Bundle.open(tmp_path / "broken", verify=False))
