@@ -116,7 +116,8 @@ def with_start(start: int, target: Sequence[int]) -> tuple[int, ...]:
 
     A start token that the tokenizer writes itself, as that of Whisper does, is not doubled.
     """
-    return tuple(target) if target[:1] == (start,) else (start, *target)
+    ids = tuple(target)
+    return ids if ids[:1] == (start,) else (start, *ids)
 
 
 def _decoder_tokens(start: int, target: Tokens) -> Tokens:

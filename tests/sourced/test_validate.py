@@ -85,6 +85,12 @@ def test_a_good_bundle_passes_and_is_split_into_parts(
     )
 
 
+def test_a_lowered_bundle_passes_in_batches(lowered, checkpoint, reference, pairs):
+    given = options(lowered("t5"), checkpoint("t5"), pairs, batch_size=3, attribution_tokens=0)
+    report = validate_with(reference("t5"), given)
+    assert report.verdict == "passed" and report.candidate.target == "ort-cpu"
+
+
 def test_every_token_of_a_target_is_scored_behind_the_start_token(bundle, reference, pairs):
     from headport.runtime import Generator
 

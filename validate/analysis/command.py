@@ -89,7 +89,9 @@ def analyse_with(reference: ReferenceSide, options: Options) -> AnalysisReport:
     terms = () if options.watch is None else read_terms(options.watch)
     texts = read_texts(options.text)
     bundle = Bundle.open(options.bundle)
-    bundle.require_decoder_only("an analysis against its reference", "export tells its parity")
+    bundle.require_decoder_only(
+        "an analysis against its reference", "compare it with `headport validate`"
+    )
     bundle.require_no_prefix(
         "an analysis, whose reference takes no adapter", "use `headport validate --adapter`"
     )

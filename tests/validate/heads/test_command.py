@@ -13,7 +13,12 @@ import pytest
 from headport.bundle import Bundle
 from headport.cli import main
 from headport.errors import CheckpointError, ParityError, UsageError
-from headport.validate.heads.command import HeadsReport, Options, validate_heads_with
+from headport.validate.heads.command import (
+    HeadsReport,
+    Options,
+    validate_heads,
+    validate_heads_with,
+)
 from headport.validate.heads.figures import HeadSums
 from headport.validate.heads.reference import HeadsReference
 from tests.validate.heads.local import Local
@@ -143,6 +148,23 @@ def test_wrong_use_is_named(reference, headed_bundle, tiny_bundle, tiny_llama, t
         HeadsReference(str(tiny_llama), "--head=reward")
     with pytest.raises(CheckpointError, match="nothing is there"):
         HeadsReference(str(tiny_llama), f"--head=reward={tmp_path / 'none'}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text": ()}, "--text: at least one file expected"),
+        ({"limit": -1.0}, "--limit: a share of 0 or more was expected, -1 given"),
+        ({"limit": float("nan")}, "--limit: a share of 0 or more"),
+        ({"text": (Path("none.txt"),)}, "none.txt: a text file was expected"),
+    ],
+)
+def test_wrong_options_are_named_before_anything_is_loaded(
+    changes, message, headed_bundle, tiny_llama, texts
+):
+    given = {"text": (texts,), "bundle": headed_bundle, "reference": str(tiny_llama)}
+    with pytest.raises(UsageError, match=message):
+        validate_heads(Options(**(given | changes)))
 
 
 def test_a_merged_adapter_is_no_bundle_of_the_model_without_it(
