@@ -19,11 +19,13 @@ import torch
 
 from headport.errors import ExportError
 from headport.export.checkpoint import Checkpoint, ModelKind
+from headport.export.functions import DOMAIN
 from headport.given_rows import EMBEDDING_ROWS, EMBEDDINGS
 
 __all__ = ["ARGUMENT", "beside_tokens", "check_embeddable", "check_embedded", "check_takes_rows"]
 
 ARGUMENT = "inputs_embeds"  # of a transformers model
+_SAME_IDS = ("Cast", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def check_embeddable(checkpoint: Checkpoint, kind: ModelKind) -> None:
@@ -90,16 +92,24 @@ def check_embedded(backbone: ir.Model, name: str) -> None:
             f"--inputs-embeds: {name} looks its tokens up by another module than the one that it "
             "names as its input embeddings; leave the option out"
         )
-    lookups = 0
-    for use in inputs["input_ids"].uses():
-        lookups += use.node.op_type == "Gather"
-        if use.node.op_type not in ("Gather", "Shape") and use.node.domain != "headport":
-            raise ExportError(
-                f"--inputs-embeds: {name} gives token ids to {use.node.op_type} too, not only to "
-                "its embedding; leave the option out"
-            )
-    if lookups != 1:
+    readers = list(_readers(inputs["input_ids"]))
+    odd = sorted({n.op_type for n in readers if n.op_type != "Gather"})
+    if odd:
         raise ExportError(
-            f"--inputs-embeds: {name} looks token ids up in {lookups} tables, one was expected: "
-            "rows that are given stand for one; leave the option out"
+            f"--inputs-embeds: {name} gives token ids to {', '.join(odd)} too, not only to its "
+            "embedding; leave the option out"
         )
+    if len(readers) != 1:
+        raise ExportError(
+            f"--inputs-embeds: {name} looks token ids up in {len(readers)} tables, one was "
+            "expected: rows that are given stand for one; leave the option out"
+        )
+
+
+def _readers(ids: ir.Value) -> Iterator[ir.Node]:
+    """What reads ids for their values; some only read how many there are."""
+    for use in ids.uses():
+        if use.node.op_type in _SAME_IDS:
+            yield from _readers(use.node.outputs[0])
+        elif use.node.op_type != "Shape" and use.node.domain != DOMAIN:
+            yield use.node

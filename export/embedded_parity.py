@@ -61,7 +61,8 @@ def read_rows(model: Any, rows: Float32) -> Iterator[None]:
         found[ids < 0] = values[-1 - ids[ids < 0]].to(found.dtype)
         return args, {**given, ARGUMENT: found}
 
-    hook = model.register_forward_pre_hook(join, with_kwargs=True)
+    # Before what an adapter reads in front of a prompt.
+    hook = model.register_forward_pre_hook(join, with_kwargs=True, prepend=True)
     try:
         yield
     finally:

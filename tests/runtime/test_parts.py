@@ -263,7 +263,9 @@ backbone (int64[b, s] input_ids, int64[b, s] embedding_rows, float[g, 2] embeddi
   some = Less (embedding_rows, zero)
   last = Constant <value_ints = [-1]> ()
   column = Unsqueeze (some, last)
-  found = Gather (table, input_ids)
+  all = Shape (input_ids)
+  ids = Reshape (input_ids, all)
+  found = Gather (table, ids)
   %s
 }"""
 
@@ -286,6 +288,8 @@ backbone (int64[b, s] input_ids, int64[b, s] embedding_rows, float[g, 2] embeddi
     ],
 )
 def test_graphs_in_which_a_row_would_not_stand_for_a_token(body, message):
+    plain = "rows = Gather (embeddings, embedding_rows)\n  y = Where (column, found, rows)"
+    check_embedded(ir.from_onnx_text(GRAPH % plain), "Plain")
     with pytest.raises(ExportError, match=f"--inputs-embeds: Odd {message}"):
         check_embedded(ir.from_onnx_text(GRAPH % body), "Odd")
 
