@@ -21,7 +21,7 @@ from headport.runtime.engine.options import Options
 from headport.runtime.engine.plan import Source, build_recorded, given_options
 from headport.runtime.engine.profiles import default_profile, parse_profiles
 
-__all__ = ["SUMMARY", "Options", "engine", "run"]
+__all__ = ["SUMMARY", "Options", "check", "engine", "run"]
 
 SUMMARY = "Build TensorRT plans of a bundle's graphs."
 
@@ -37,7 +37,7 @@ def engine(options: Options) -> Bundle:
         EngineError: If a plan cannot be built, with what the parser or the builder says.
         ParityError: If a plan does not hold a head's integers as they are stored.
     """
-    _check(options)
+    check(options)
     refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
     source.require_decoder_only("an engine", "lower it to ort-cpu")
@@ -70,7 +70,12 @@ def engine(options: Options) -> Bundle:
         return draft.commit(manifest)
 
 
-def _check(options: Options) -> None:
+def check(options: Options) -> None:
+    """Refuse options that are wrong or that the installed backend has no means for.
+
+    Raises:
+        UsageError: If there are such; or if the backend is not installed.
+    """
     given = {name: getattr(options, name) for name in options.__struct_fields__}
     numbers = ("timeout", "workspace", "memory")
     check_least(options, {name: 1 for name in numbers if given[name] is not None})

@@ -117,7 +117,11 @@ def _record(
 
 def _command(options: Options) -> str:
     """The command line that builds it again, from the bundle's own name."""
-    words = ["headport", "engine", options.bundle.name, "-o", options.output.name]
+    source, output = options.bundle.name, options.output.name
+    # What src/headport/build.py builds plans of is removed; their own bundle holds it as well.
+    if options.bundle.absolute().parent.name.startswith(".build."):
+        source, output = output, f"{output}.again"
+    words = ["headport", "engine", source, "-o", output]
     for name, value in given_options(options).items():
         flag = "--" + name.replace("_", "-")
         if value is True:

@@ -16,7 +16,7 @@ from headport.recipe import read_recipe
 
 __all__ = ["SUMMARY", "Options", "build", "run"]
 
-SUMMARY = "Run the stages of a recipe: export, prune, quantise, lower."
+SUMMARY = "Run the stages of a recipe, from a checkpoint to plans."
 
 
 class Options(OptionRecord, frozen=True):
@@ -42,6 +42,7 @@ def build(options: Options) -> Bundle:
     recipe = read_recipe(options.recipe)
     check_output(options.output, force=options.force)
     options.output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    # runtime/engine/plan.py knows bundles of this folder by its name.
     work = Path(tempfile.mkdtemp(prefix=".build.", dir=options.output.absolute().parent))
     try:
         source: Any = options.model

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "lint": ("headport.lint.command", "Say what a target refuses, widens or ignores in a bundle."),
     "engine": ("headport.runtime.engine.command", "Build TensorRT plans of a bundle's graphs."),
     "merge": ("headport.merge.command", "Merge a bundle into one model.onnx for other runtimes."),
-    "build": ("headport.build", "Run the stages of a recipe: export, prune, quantise, lower."),
+    "build": ("headport.build", "Run the stages of a recipe, from a checkpoint to plans."),
     "reference": ("headport.validate.recording", "Store a reference for validation without torch."),
     "validate": ("headport.validate.command", "Compare a bundle with its PyTorch reference."),
     "validate-heads": ("headport.validate.heads.command", "Compare other heads with PyTorch."),

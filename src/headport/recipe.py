@@ -29,7 +29,7 @@ __all__ = ["STAGES", "Recipe", "StageSpec", "read_recipe"]
 
 # What lets foreign code run is the user's decision, never that of a file he was given.
 _TRUST = ("trust_remote_code", "allow_pickle")
-_FILES = ("adapter", "condition")
+_FILES = ("adapter", "condition", "timing_cache")
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ STAGES = (
     StageSpec("prune", "headport.quantize.prune.command", "prune", "bundle"),
     StageSpec("quantize", "headport.quantize.command", "quantize", "bundle"),
     StageSpec("lower", "headport.lowering.command", "lower", "bundle"),
+    StageSpec("engine", "headport.runtime.engine.command", "engine", "bundle"),
 )
 
 

@@ -19,12 +19,18 @@ def rtx() -> Any:
 
 
 @pytest.fixture(scope="session")
-def half_bundle(rtx: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama in half precision whose heads are wide enough for TensorRT's Attention."""
-    from headport.export.command import Options, export
+def wide_checkpoint(rtx: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama whose heads are wide enough for TensorRT's Attention."""
     from tests.conftest import llama_config, save_model
 
     folder = tmp_path_factory.mktemp("checkpoint") / "wide"
-    checkpoint = save_model(folder, llama_config(hidden_size=128))
+    return save_model(folder, llama_config(hidden_size=128))
+
+
+@pytest.fixture(scope="session")
+def half_bundle(wide_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It in half precision."""
+    from headport.export.command import Options, export
+
     output = tmp_path_factory.mktemp("bundle") / "half"
-    return export(Options(model=str(checkpoint), output=output, dtype="fp16")).path
+    return export(Options(model=str(wide_checkpoint), output=output, dtype="fp16")).path

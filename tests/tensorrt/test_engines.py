@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from headport.bundle import Bundle
+from headport.cli import main
 from headport.engines import read_engines
 from headport.errors import EngineError, NoGpuError, UsageError
 from headport.gpu_probe import probe_gpu
@@ -75,6 +77,28 @@ def test_every_format_becomes_plans(
     ]
     inputs = {port.name: port.shape for port in records["backbone"].inputs}
     assert inputs["past_key_values.0.key"] == (-1, 2, -1, 32)
+
+
+def test_one_command_from_a_checkpoint_and_what_it_builds_of_is_validated(
+    wide_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, output, text = (tmp_path / name for name in ("r.toml", "out", "text.txt"))
+    recipe.write_text(
+        "[export]\ndtype = 'fp16'\n[quantize]\nhead = 'int8-row'\n[engine]\n"
+        f"backend = 'tensorrt-rtx'\ncompute_capability = ['SM89']\nprofile = {list(PROFILE)}\n"
+    )
+    line = ["build", str(wide_checkpoint), "--recipe", str(recipe), "-o", str(output), "--quiet"]
+    assert main(line) == 0
+    text.write_text("\n\n".join(TEXTS * 6))
+    gates, report = tmp_path / "gates.toml", tmp_path / "report.json"
+    gates.write_text('[[gate]]\nmetric = "kl_mean"\nmax = 1e-3\n')
+    line = ["validate", str(output), "--reference", str(wide_checkpoint), "--text", str(text)]
+    assert main([*line, "--gates", str(gates), "--json", str(report)]) == 0, capsys.readouterr()
+    assert json.loads(report.read_text())["verdict"] == "passed"
+    # That the graphs are right does not make the plans more than built.
+    assert {record.status for record in read_engines(Bundle.open(output)).values()} == {"built"}
+    assert main(["inspect", str(output)]) == 0
+    assert "built, not validated, by tensorrt-rtx" in capsys.readouterr().out
 
 
 def test_float32_and_fp8_build_as_well(tiny_bundle: Path, rtx: Any, tmp_path: Path) -> None:

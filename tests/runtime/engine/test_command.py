@@ -20,7 +20,9 @@ from headport.lowering import Options as LowerOptions
 from headport.lowering import lower
 from headport.quantize.command import Options as QuantizeOptions
 from headport.quantize.command import quantize
+from headport.recipe import read_recipe
 from headport.runtime.engine.command import Options, engine, run
+from headport.runtime.engine.profiles import parse_profiles
 from tests.lowering.backbones import CONTEXT, HIDDEN, VOCAB, Layer, attention_backbone
 from tests.toy_bundles import write_toy
 
@@ -243,6 +245,46 @@ def test_inspect_names_what_does_not_belong_together(
 
     with pytest.raises(BundleError, match=r"head.lm.plan: changed.*headport engine lowered -o out"):
         inspect(InspectOptions(bundle=bundle.path))
+
+
+def test_a_recipe_goes_from_a_checkpoint_to_plans(
+    tiny_llama: Path, tmp_path: Path, fake_backend: str
+) -> None:
+    recipe, output = tmp_path / "r.toml", tmp_path / "out"
+    stages = "[export]\ndtype = 'fp16'\n[quantize]\nhead = 'int8-row'\n[engine]\n"
+    recipe.write_text(f"{stages}backend = '{fake_backend}'\nprofile = {list(PROFILE)}\n")
+    line = ["build", str(tiny_llama), "--recipe", str(recipe), "-o", str(output), "--quiet"]
+    assert main(line) == 0
+    bundle = Bundle.open(output)
+    names = [stage.stage for stage in bundle.manifest.provenance.stages]
+    assert names == ["export", "quantize", "lower", "engine"]
+    records = read_engines(bundle)
+    assert {record.status for record in records.values()} == {"built"}
+    # What the plans were built of was removed; the command names what is still there.
+    again = f"headport engine out -o out.again --backend {fake_backend} --profile"
+    assert all(record.command.startswith(again) for record in records.values())
+    engine(options_for(output, tmp_path / "out.again", fake_backend))
+
+
+def test_a_recipe_is_refused_before_its_first_stage(
+    tiny_llama: Path, tmp_path: Path, fake_backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "r.toml"
+    line = ["build", str(tiny_llama), "--recipe", str(recipe), "-o", str(tmp_path / "out")]
+    for keys, words in (
+        ("compute_capability = ['SM90']", "SM90: tensorrt-rtx 1.7.1 builds for"),
+        ("timing_cache = 'x'", "timing_cache belongs on the command line"),
+    ):
+        recipe.write_text(f"[engine]\nbackend = '{fake_backend}'\n{keys}\n")
+        assert main(line) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_the_recipe_we_ship_is_valid(fake_backend: str) -> None:
+    root = Path(__file__).resolve().parents[3]
+    recipe = read_recipe(root / "examples" / "recipes" / "tensorrt.toml")
+    assert [stage.name for stage in recipe.stages] == ["export", "quantize", "engine"]
+    parse_profiles(recipe.sections["engine"]["profile"], 8192)
 
 
 def test_the_command_tells_what_it_built(lowered: Path, tmp_path: Path, fake_backend: str) -> None:
