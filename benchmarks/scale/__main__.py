@@ -37,7 +37,7 @@ from headport.session import library_version
 
 __all__ = ["main"]
 
-_ONE = Sizes(hidden=512, layers=8, context=8192)
+_ONE = Sizes(vocab=32_768, hidden=768, layers=12, context=8192)
 _OF_ONE = ("context", "batch", "requests", "memory")
 
 
