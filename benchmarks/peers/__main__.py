@@ -134,7 +134,8 @@ def _measured(
             best.close()
         best = child
     assert best is not None
-    quality = best.ask("score", token_ids=scored)
+    nothing: dict[str, Any] = {"nll": [], "first": []}
+    quality = best.ask("score", token_ids=scored) if scored else nothing
     best.close()
     shown = ", ".join(f"{name}: {1e3 * seconds:.1f} ms" for name, seconds in tried.items())
     print(f"{variant.name}: tried {shown}", file=sys.stderr)
