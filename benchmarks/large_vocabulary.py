@@ -5,10 +5,10 @@
 
 writes the checkpoint (sizes of Gemma 3 270M, as a Llama), bundles pruned to `--kept` tokens (the
 input embedding stays whole, replies are limited), one for each `--backbone`, each with an INT8
-head and lowered to `ort-cpu`; and, where an interpreter with ONNX Runtime GenAI is given, what its
-builder makes of the whole checkpoint at int4. Prints the command of `benchmarks.peers` that runs
-them side by side. Weights are random, so nothing is said about quality; what the kept tokens are
-makes no difference to speed.
+head and lowered to `ort-cpu` (what they were lowered from is kept, to be lowered otherwise); and,
+where an interpreter with ONNX Runtime GenAI is given, what its builder makes of the whole
+checkpoint at int4. Prints the command of `benchmarks.peers` that runs them side by side. Weights
+are random, so nothing is said about quality; what the kept tokens are makes no difference to speed.
 """
 
 from __future__ import annotations
@@ -66,16 +66,17 @@ def _bundle(folder: Path, checkpoint: Path, kept: int, backbone: str) -> Path:
     target = folder / f"pruned-{backbone}"
     if target.is_dir():
         return target
-    whole, pruned, small = (folder / name for name in ("whole", "pruned", "small"))
-    if not pruned.is_dir():
+    whole, pruned, portable = folder / "whole", folder / "pruned", folder / f"portable-{backbone}"
+    if not pruned.is_dir() and not portable.is_dir():
         keep = folder / "keep.txt"
         keep.write_text("".join(f"id:{n}\n" for n in range(kept)), encoding="utf-8")
         _run("export", str(checkpoint), "-o", str(whole))
         _run("prune", str(whole), "-o", str(pruned), "--keep", str(keep))
         shutil.rmtree(whole)
-    _run("quantize", str(pruned), "-o", str(small), "--backbone", backbone, "--head", "int8")
-    _run("lower", str(small), "-o", str(target), "--target", "ort-cpu")
-    shutil.rmtree(small)
+    if not portable.is_dir():
+        options = ("--backbone", backbone, "--head", "int8")
+        _run("quantize", str(pruned), "-o", str(portable), *options)
+    _run("lower", str(portable), "-o", str(target), "--target", "ort-cpu")
     return target
 
 
