@@ -107,6 +107,14 @@ class Plan:
         ]
         return tuple(max(sizes) for sizes in zip(*map(tuple, shapes), strict=True))
 
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether some profile takes these shapes, of some or all inputs."""
+        profiles = range(self._engine.num_optimization_profiles)
+        return any(
+            all(self._fits(name, shape, index) for name, shape in shapes.items())
+            for index in profiles
+        )
+
     def run(self, feeds: Mapping[str, Array | OnDevice]) -> dict[str, OnDevice]:
         """Run once; the outputs stay on the device.
 

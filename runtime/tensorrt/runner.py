@@ -128,7 +128,7 @@ class PlanRunner:
             if head.graph in records
         }
         self._sizes = {name: head.vocab_size for name, head in manifest.heads.items()}
-        self._largest_batch, self._largest_step = self._backbone.largest("input_ids")
+        self._largest_batch = self._backbone.largest("input_ids")[0]
 
     def cpu_operators(self) -> dict[str, int]:
         return {}
@@ -153,12 +153,23 @@ class PlanRunner:
         assert isinstance(cache, _GrowingCache)
         check_step(cache, token_ids, lengths)
         valid = np.arange(token_ids.shape[1])[None, :] < lengths[:, None]
-        step = self._largest_step
-        parts = [
-            self._append(cache, token_ids[:, start : start + step], valid[:, start : start + step])
-            for start in range(0, token_ids.shape[1], step)
-        ]
+        parts: list[Float32] = []
+        start = 0
+        while start < token_ids.shape[1]:
+            end = start + self._step(cache, token_ids.shape[1] - start)
+            parts.append(self._append(cache, token_ids[:, start:end], valid[:, start:end]))
+            start = end
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _step(self, cache: _GrowingCache, left: int) -> int:
+        """Tokens that one run takes behind those that are there."""
+        batch, past = cache.mask.shape
+        held = {name: array.shape for name, array in list(cache.past.items())[:1]}
+        for count in range(left, 0, -1):
+            shapes = {"input_ids": (batch, count), "attention_mask": (batch, past + count)}
+            if self._backbone.fits(shapes | held):
+                return count
+        return left  # no profile takes any; the run says so
 
     def _append(self, cache: _GrowingCache, ids: Int64, valid: npt.NDArray[np.bool_]) -> Float32:
         mask = np.concatenate([cache.mask, valid.astype(np.int64)], axis=1)

@@ -66,20 +66,28 @@ class HostDevice:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lowered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plans")
     weight = np.random.default_rng(1).normal(size=(VOCAB, HIDDEN)).astype(np.float16)
     backbone = attention_backbone([Layer(window=5), Layer()], half=True)
     source = write_toy(folder / "a", weight, backbone=backbone, max_context=CONTEXT)
     output = folder / "lowered"
-    low = lower(LowerOptions(bundle=source.path, output=output, target="tensorrt")).path
+    return lower(LowerOptions(bundle=source.path, output=output, target="tensorrt")).path
+
+
+@pytest.fixture(scope="module")
+def built(lowered: Path) -> Path:
+    return plans_of(lowered, lowered.with_name("built"), PROFILE)
+
+
+def plans_of(lowered: Path, output: Path, profile: tuple[str, ...]) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FAKE))
         options = Options(
-            bundle=low,
-            output=folder / "built",
+            bundle=lowered,
+            output=output,
             backend="tensorrt-rtx",
-            profile=PROFILE,
+            profile=profile,
             compute_capability=("SM89",),
         )
         patch.setattr(
@@ -92,7 +100,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("backbone", "head.lm"):
         plan = made / "engines" / f"{name}.plan"
         head, rest = plan.read_bytes().split(b"\n", 1)
-        graph = str(low / f"{name}.onnx").encode()
+        graph = str(lowered / f"{name}.onnx").encode()
         start = head.index(b'"model": "') + len(b'"model": "')
         plan.write_bytes(head[:start] + graph + head[head.index(b'"', start) :] + b"\n" + rest)
     return made
@@ -144,6 +152,22 @@ def test_plans_answer_like_the_graphs_step_by_step(built: Path) -> None:
     assert found.full_logits(rows[:0]).shape == (0, VOCAB)
     del caches, hidden, logits, found
     assert not device.held  # all memory is given back
+
+
+def test_a_prompt_is_cut_where_the_profile_of_prompts_ends(lowered: Path, tmp_path: Path) -> None:
+    profile = (
+        *("prefill", "batch=1", "sequence=1:4:6", "past=0"),
+        *("decode", "batch=1", "sequence=1", "past=0:8:31"),
+    )
+    made = plans_of(lowered, tmp_path / "built", profile)
+    found, expected = opened(made, HostDevice()), open_runner(Bundle(made, _manifest(made)))
+    ids = np.random.default_rng(0).integers(0, VOCAB, (1, 9))
+    hidden = [
+        runner.forward(runner.new_cache(1, CONTEXT), ids, np.array([9]))
+        for runner in (found, expected)
+    ]
+    np.testing.assert_allclose(hidden[0], hidden[1], rtol=0, atol=2e-2)
+    assert found.runs == 1 + 3  # six tokens, and three one by one
 
 
 def test_plans_pass_the_selftest_of_their_bundle(built: Path) -> None:
