@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "sampling/largest.h"
@@ -28,8 +29,10 @@ void keep_if(Scores& scores, Test test) {
 
 // Every score not below the k-th largest, so ties at the k-th place all stay.
 void keep_top_k(Scores& scores, const Sampling& sampling) {
-  const double least = kth_largest(scores.values.data(), scores.size(),
-                                   static_cast<std::size_t>(sampling.top_k), scores.heap);
+  largest_of_runs(scores.values.data(), scores.size(), scores.runs);
+  const double least =
+      kth_largest(scores.values.data(), scores.size(), static_cast<std::size_t>(sampling.top_k),
+                  scores.runs, scores.heap);
   keep_if(scores, [&](std::size_t n) { return scores.values[n] >= least; });
 }
 
@@ -162,22 +165,28 @@ const char* first_filter(const Sampling& sampling) {
 }
 
 template <typename T>
-double kth_largest(const T* scores, std::size_t size, std::size_t k, std::vector<double>& heap) {
+double kth_largest(const T* scores, std::size_t size, std::size_t k, const std::vector<double>& runs,
+                   std::vector<double>& heap) {
   if (k >= size) return static_cast<double>(*std::min_element(scores, scores + size));
-  heap.assign(scores, scores + k);
-  // The smallest of the k largest so far is on top.
-  std::make_heap(heap.begin(), heap.end(), std::greater<>());
-  T least = static_cast<T>(heap.front());
-  for_each_from(scores + k, size - k, least, [&](std::size_t n) {
-    std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-    heap.back() = static_cast<double>(scores[k + n]);
-    std::push_heap(heap.begin(), heap.end(), std::greater<>());
-    least = static_cast<T>(heap.front());
-  });
-  return static_cast<double>(least);
+  const auto place = static_cast<std::ptrdiff_t>(k) - 1;
+  // As many runs have a score from the k-th largest of their own largest up, so k scores do.
+  T least = std::numeric_limits<T>::lowest();
+  if (k <= runs.size()) {
+    heap.assign(runs.begin(), runs.end());
+    std::nth_element(heap.begin(), heap.begin() + place, heap.end(), std::greater<>());
+    least = static_cast<T>(heap[k - 1]);
+  }
+  heap.clear();
+  for_each_from(scores, size, runs, least,
+                [&](std::size_t n) { heap.push_back(static_cast<double>(scores[n])); });
+  if (heap.size() < k) return -std::numeric_limits<double>::infinity();  // all others are banned
+  std::nth_element(heap.begin(), heap.begin() + place, heap.end(), std::greater<>());
+  return heap[k - 1];
 }
 
-template double kth_largest(const float*, std::size_t, std::size_t, std::vector<double>&);
-template double kth_largest(const double*, std::size_t, std::size_t, std::vector<double>&);
+template double kth_largest(const float*, std::size_t, std::size_t, const std::vector<double>&,
+                            std::vector<double>&);
+template double kth_largest(const double*, std::size_t, std::size_t, const std::vector<double>&,
+                            std::vector<double>&);
 
 }  // namespace headport::internal

@@ -24,8 +24,9 @@ void keep(Scores& scores, const Sampling& sampling, const char* but = nullptr);
 // The name of the first that acts, or null.
 const char* first_filter(const Sampling& sampling);
 
-// The k-th largest of some scores, K ≥ 1; k above K is K. One pass with a heap of k numbers.
+// The k-th largest of some scores, K ≥ 1; k above K is K. `runs` are the largest of each run.
 template <typename T>
-double kth_largest(const T* scores, std::size_t size, std::size_t k, std::vector<double>& heap);
+double kth_largest(const T* scores, std::size_t size, std::size_t k, const std::vector<double>& runs,
+                   std::vector<double>& heap);
 
 }  // namespace headport::internal

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace headport::internal {
 
@@ -22,17 +23,35 @@ inline bool all_finite(const float* values, std::size_t size) {
 template <typename T>
 T largest(const T* values, std::size_t size) {
   constexpr std::size_t kLanes = 16;
+  if (size < kLanes) return *std::max_element(values, values + size);
   T best[kLanes];
-  std::fill(best, best + kLanes, values[0]);
-  std::size_t n = 0;
+  std::copy(values, values + kLanes, best);
+  std::size_t n = kLanes;
   for (; n + kLanes <= size; n += kLanes) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       best[lane] = best[lane] < values[n + lane] ? values[n + lane] : best[lane];
     }
   }
-  T found = *std::max_element(best, best + kLanes);
+  for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+    for (std::size_t lane = 0; lane < half; ++lane) {
+      best[lane] = best[lane] < best[lane + half] ? best[lane + half] : best[lane];
+    }
+  }
+  T found = best[0];
   for (; n < size; ++n) found = std::max(found, values[n]);
   return found;
+}
+
+// Numbers that stand together; passes leave a run out whose largest says enough.
+constexpr std::size_t kRun = 64;
+
+// The largest of each run, none NaN; the last run may be shorter.
+template <typename T>
+void largest_of_runs(const T* values, std::size_t size, std::vector<double>& found) {
+  found.clear();
+  for (std::size_t first = 0; first < size; first += kRun) {
+    found.push_back(static_cast<double>(largest(values + first, std::min(kRun, size - first))));
+  }
 }
 
 // The place of the largest, of equal ones the first.
@@ -57,6 +76,18 @@ void for_each_from(const T* values, std::size_t size, const T& least, Visit visi
   }
   for (; n < size; ++n) {
     if (values[n] >= least) visit(n);
+  }
+}
+
+// As above, where the largest of each run are known.
+template <typename T, typename Visit>
+void for_each_from(const T* values, std::size_t size, const std::vector<double>& runs,
+                   const T& least, Visit visit) {
+  for (std::size_t run = 0; run < runs.size(); ++run) {
+    if (runs[run] < static_cast<double>(least)) continue;
+    const std::size_t first = run * kRun;
+    for_each_from(values + first, std::min(kRun, size - first), least,
+                  [&](std::size_t n) { visit(first + n); });
   }
 }
 

@@ -2,11 +2,12 @@
 // in ascending order. Here
 //
 //     ids from a cut up ─► masses in float64, by buckets of s ─┐
-//     all others ─────────► their sum in float32 ──────────────┴─► the bucket where the sum passes
+//     all others ─────────► their sum, rough or in float32 ────┴─► the bucket where the sum passes
 //                                                                  (1 - p) · S ─► sorted: the border
 //
 // Each sum is within a bound of what the stated order gives. Where the border is nearer to
-// (1 - p) · S than that, the cut is lowered, and at last nothing is decided.
+// (1 - p) · S than that, the sum is taken in float32, then the cut is lowered, and at last nothing is
+// decided.
 #include "sampling/nucleus.h"
 
 #include <algorithm>
@@ -24,8 +25,10 @@ namespace {
 constexpr double kColdest = 1e-3, kHottest = 1e3;
 constexpr double kCuts[] = {-8.0, -13.0, -45.0};  // of s; below the last all masses are nothing
 constexpr std::size_t kBuckets = 512;
-// Relative errors: of a sum of float32 masses between the last cut and 0; of float64 ones.
+// Relative errors: of a sum of float32 masses between the last cut and 0, and of float64 ones; of a
+// rough sum, which is from 1 to 1.0615 times the true one and is put between the two.
 constexpr double kSingle = 1.2e-5, kDouble = 1e-10;
+constexpr double kMiddle = 0.97103, kRough = 0.0305;
 constexpr double kNothing = 1e-15;  // the share of S that all ids below the last cut can have
 
 // Four at a time, which compilers do not find by themselves here.
@@ -47,8 +50,7 @@ inline Floats all(float value) { return Floats{value, value, value, value}; }
 // 2^x within 4e-7 of it, for x up to 0; from -126 down that of -126. x = n + f with |f| ≤ 1/2; the
 // polynomial is the series of exp(f ln 2), and n is added to the exponent.
 inline Floats power_of_2(Floats x) {
-  const Ints low = x < all(-126.0f);
-  x = bits_of<Floats>((bits_of<Ints>(all(-126.0f)) & low) | (bits_of<Ints>(x) & ~low));
+  x = x < all(-126.0f) ? all(-126.0f) : x;
   const Floats round = all(12582912.0f);  // 1.5 · 2^23: adding it rounds to whole numbers
   const Floats shifted = x + round;
   const Floats f = x - (shifted - round);
@@ -59,6 +61,12 @@ inline Floats power_of_2(Floats x) {
   }
   // The low bits of `shifted` are n; what is above them falls out at the top.
   return bits_of<Floats>(bits_of<Ints>(sum) + (bits_of<Ints>(shifted) << 23));
+}
+
+// At least 2^x and at most 1.0615 · 2^x, for x up to 0: the mantissa's bits in place of a power.
+inline Floats at_least_power_of_2(Floats x) {
+  const Floats bits = (x + all(127.0f)) * all(8388608.0f);  // 2^23
+  return bits_of<Floats>(__builtin_convertvector(bits > all(0.0f) ? bits : all(0.0f), Ints));
 }
 
 // Four differences to the largest score, and which of the scores are below the cut.
@@ -76,16 +84,16 @@ inline void take(const double* scores, double top, double cut, Floats& below_top
   }
 }
 
-// Σ exp(s) over the scores below `cut`.
-template <typename T>
-double mass_below(const T* scores, std::size_t size, T top, T cut, float inverse) {
+// Σ power(s) over the scores below `cut`.
+template <typename T, typename Power>
+double mass_below(const T* scores, std::size_t size, T top, T cut, float inverse, Power power) {
   constexpr std::size_t kRun = 64;  // sums in float32 are this long
   double total = 0.0;
   Floats below_top = all(0.0f);
   Ints chosen = {};
   const auto add = [&](const T* four, Floats& sum) {
     take(four, top, cut, below_top, chosen);
-    sum += bits_of<Floats>(bits_of<Ints>(power_of_2(below_top * all(inverse))) & chosen);
+    sum += bits_of<Floats>(bits_of<Ints>(power(below_top * all(inverse))) & chosen);
   };
   std::size_t n = 0;
   while (n + kLanes <= size) {
@@ -190,23 +198,28 @@ template <typename T>
 bool nucleus(const T* scores, std::size_t size, const Columns& columns, double temperature, double p,
              Scores& kept) {
   if (!(temperature >= kColdest && temperature <= kHottest)) return false;
-  const T top = largest(scores, size);
-  const double best = static_cast<double>(top);
+  largest_of_runs(scores, size, kept.runs);
+  const double best = *std::max_element(kept.runs.begin(), kept.runs.end());
+  const T top = static_cast<T>(best);
   const auto inverse = static_cast<float>(1.4426950408889634 / temperature);
   for (const double each : kCuts) {
     // Rounded to the type of the scores, and the buckets follow it.
     const T cut = static_cast<T>(best + each * temperature);
     const double lowest = scaled(static_cast<double>(cut), best, temperature);
     const bool last = each == kCuts[2];
-    const double below = last ? 0.0 : mass_below(scores, size, top, cut, inverse);
     kept.clear();
-    for_each_from(scores, size, last ? std::numeric_limits<T>::lowest() : cut, [&](std::size_t n) {
-      kept.add(static_cast<double>(scores[n]), columns.id(n));
-    });
+    for_each_from(scores, size, kept.runs, last ? std::numeric_limits<T>::lowest() : cut,
+                  [&](std::size_t n) { kept.add(static_cast<double>(scores[n]), columns.id(n)); });
     Upper upper(kept, best, temperature, std::min(lowest, -1e-3));
-    const double total = upper.total() + below;
-    const double error = below * kSingle + total * (kDouble + kNothing);
-    if (upper.keep(below, (1.0 - p) * total, error * 2.0)) return true;
+    const auto keep = [&](double below, double relative) {
+      const double total = upper.total() + below;
+      const double error = below * relative + total * (kDouble + kNothing);
+      return upper.keep(below, (1.0 - p) * total, error * 2.0);
+    };
+    const auto mass = [&](auto power) { return mass_below(scores, size, top, cut, inverse, power); };
+    if (last) return keep(0.0, 0.0);
+    if (keep(kMiddle * mass([](Floats x) { return at_least_power_of_2(x); }), kRough)) return true;
+    if (keep(mass([](Floats x) { return power_of_2(x); }), kSingle)) return true;
   }
   return false;
 }

@@ -94,10 +94,11 @@ T Sampler::least_of(const T* scores, const Sampling& sampling) {
   constexpr T kLowest = std::numeric_limits<T>::lowest();
   if (sampling.temperature == 0.0) return kLowest;
   if (k > 0 && k < size) {
-    return std::max(kLowest, static_cast<T>(kth_largest(scores, size, k, scores_.heap)));
+    const double least = kth_largest(scores, size, k, scores_.runs, scores_.heap);
+    return std::max(kLowest, static_cast<T>(least));
   }
   if (sampling.min_p > 0.0 && sampling.top_p == 1.0) {  // which would need all that min-p removes
-    const double best = static_cast<double>(largest(scores, size));
+    const double best = *std::max_element(scores_.runs.begin(), scores_.runs.end());
     const double least = best + sampling.temperature * std::log(sampling.min_p);
     // Lower by far more than the rounding of either side.
     const double slack = 1e-6 * (1.0 + std::abs(best) + std::abs(least));
@@ -110,9 +111,10 @@ T Sampler::least_of(const T* scores, const Sampling& sampling) {
 template <typename T>
 void Sampler::collect(const T* scores, const Sampling& sampling, const Context& context) {
   const std::size_t size = columns_.size();
+  largest_of_runs(scores, size, scores_.runs);
   const T least = least_of(scores, sampling);
   scores_.clear();
-  for_each_from(scores, size, least,
+  for_each_from(scores, size, scores_.runs, least,
                 [&](std::size_t n) { scores_.add(scores[n], columns_.id(n)); });
   if (scores_.size() == 0) refuse_banned(context);
 }

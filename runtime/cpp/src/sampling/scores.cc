@@ -6,7 +6,7 @@
 namespace headport::internal {
 
 void Scores::reserve(std::size_t columns) {
-  for (auto* each : {&values, &sorted, &log_p, &heap}) each->reserve(columns);
+  for (auto* each : {&values, &sorted, &log_p, &heap, &runs}) each->reserve(columns);
   ids.reserve(columns);
   order.reserve(columns);
   buckets.reserve(columns);

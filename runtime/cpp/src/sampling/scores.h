@@ -15,6 +15,7 @@ struct Scores {
   std::vector<double> log_p;
   std::vector<std::size_t> order;
   std::vector<double> heap;
+  std::vector<double> runs;  // the largest of each run of a row
   std::vector<std::uint16_t> buckets;
 
   std::size_t size() const { return values.size(); }
