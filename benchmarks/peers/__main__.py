@@ -52,7 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
     ids = random.integers(0, bundle.manifest.vocabulary.size, given.past + given.steps).tolist()
     work = {"past": ids[: given.past], "steps": ids[given.past :]}
     scored = _scored(given, bundle)
-    measured = [_measured(each, given.threads, work, scored) for each in _variants(given)]
+    variants = list(_variants(given))
+    names = [each.name for each in variants]
+    if len(set(names)) < len(names):
+        raise SystemExit(f"benchmarks.peers: names that differ were expected, {names} found")
+    measured = [_measured(each, given.threads, work, scored) for each in variants]
     children = [
         Child(each.variant, each.threads, each.option)
         for each in measured
@@ -68,8 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
         child.close()
     print(render(measured, given, sys.argv[1:] if arguments is None else arguments))
     if given.json:
-        variants = [each.record(exact_of(measured)) for each in measured]
-        found = {"ratios": ratios(measured), "variants": variants}
+        records = [each.record(exact_of(measured)) for each in measured]
+        found = {"ratios": ratios(measured), "variants": records}
         given.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0
 
@@ -111,7 +115,8 @@ def _variants(given: argparse.Namespace) -> Iterator[Variant]:
     )
     for peer, file, paths, tries, python in peers:
         for path in paths:
-            name = peer if len(paths) == 1 else f"{peer}_{path.stem}"
+            plain = len(paths) == 1 and path.is_dir()  # a file is named after what it holds
+            name = peer if plain else f"{peer}_{path.stem}"
             yield Variant(name, file, path, tries, python)
 
 
