@@ -203,7 +203,7 @@ def test_what_cannot_begin_with_them_is_refused(learnt: Bundle, tmp_path: Path):
     with pytest.raises(UsageError, match=why + r"run it with headport\.runtime"):
         merge(MergeOptions(learnt.path, tmp_path / "m"))
     with (
-        mock.patch.object(command, "_check"),  # whether TensorRT is installed
+        mock.patch.object(command, "check"),  # whether TensorRT is installed
         pytest.raises(UsageError, match=why + "lower it to ort-cuda or ort-cpu"),
     ):
         command.engine(EngineOptions(learnt.path, tmp_path / "e", backend="tensorrt"))

@@ -19,6 +19,7 @@ from headport.errors import CheckpointError, ExportError, ParityError, UsageErro
 from headport.export import command
 from headport.export.checkpoint import checkpoint_sha256, find_checkpoint, load_model
 from headport.export.command import Options, export
+from headport.export.embedded_parity import read_rows
 from headport.export.parity import prove, reference_logits
 from headport.export.tuning.applied import apply_adapter
 from headport.export.tuning.beginnings import begin_with, read_before
@@ -87,9 +88,9 @@ def adapters(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     return {kind: save_learnt(tiny_llama, folder / kind, kind) for kind in KINDS}
 
 
-def say(model: Any) -> torch.Tensor:
+def say(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:
     with torch.no_grad():
-        return model(input_ids=IDS, use_cache=False).logits
+        return model(input_ids=ids, use_cache=False).logits
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -165,7 +166,7 @@ def found(tiny_gemma2, windowed, tmp_path_factory) -> tuple[Bundle, dict[str, st
         except ParityError as error:
             said[name] = str(error)
 
-    def prove_all(preview: Bundle, plan: Any, reference: Any, heads: Any) -> Any:
+    def prove_all(preview: Bundle, plan: Any, reference: Any, heads: Any, _: Any) -> Any:
         file = preview.path / PREFIX_FILE
         own = load_file(file)
         for name, spoil in SPOILT.items():
@@ -252,6 +253,19 @@ def test_verbs_whose_reference_takes_no_adapter(found, tmp_path):
         price_with(
             None, PriceOptions(bundle.path, bundle.path, reference=str(tmp_path), text=(text,))
         )
+
+
+def test_rows_of_embeddings_go_with_them(tiny_llama, adapters):
+    """Read before a prompt of tokens and rows, or in the cache before it: the same."""
+    rows, ids = np.full((2, 64), 0.3, np.float32), IDS.clone()
+    ids[0, 3], ids[1, 0] = -1, -2
+    model = load(tiny_llama)
+    with apply_adapter(model, adapters["prompt"]).apart(), read_rows(model, rows):
+        trained = say(model, ids)
+    begin_with(model, find_learnt(read_adapter(adapters["prompt"]), model).layers)
+    with read_rows(model, rows):
+        assert (trained - say(model, ids)).abs().max() < 1e-4
+    assert (trained - say(model, IDS)).abs().max() > 1e-2
 
 
 def test_positions_that_are_asked_for_and_states_are_its_own_tokens(tiny_llama, adapters):
