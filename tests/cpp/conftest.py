@@ -36,6 +36,7 @@ FLAGS = (
     "-DCMAKE_CXX_FLAGS=-O1",
     "-DHEADPORT_TESTS=ON",
     f"-DHEADPORT_SANITIZE={SANITIZE}",
+    f"-DTENSORRT_INCLUDE_DIR={os.environ.get('TENSORRT_INCLUDE_DIR', '')}",
 )
 
 # ONNX Runtime is not built here and has no instrumentation; the files say what of it is left out.

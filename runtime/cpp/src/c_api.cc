@@ -70,7 +70,8 @@ const char* headport_status_name(headport_status status) {
                                        "non-finite error",
                                        "cancelled",
                                        "out of memory",
-                                       "internal error"};
+                                       "internal error",
+                                       "no GPU"};
   const auto place = static_cast<std::size_t>(status);
   return place < sizeof kNames / sizeof kNames[0] ? kNames[place] : "unknown status";
 }
@@ -105,8 +106,8 @@ headport_status headport_get_info(const headport_generator* generator, headport_
                               static_cast<std::int64_t>(ids.kept()),
                               generator->generator->max_context(),
                               generator->architecture.c_str(),
-                              generator->library->version().c_str(),
-                              generator->library->api_version(),
+                              generator->library ? generator->library->version().c_str() : "",
+                              generator->library ? generator->library->api_version() : 0,
                               generator->head_names.data(),
                               generator->head_names.size(),
                               generator->exact ? 1 : 0,

@@ -1,5 +1,8 @@
 #include "opened.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "bundle/bundle.h"
 #include "bundle/conditions.h"
 #include "bundle/vocabulary.h"
@@ -7,6 +10,7 @@
 #include "error.h"
 #include "generator/certificate_check.h"
 #include "generator/in_place_runner.h"
+#include "tensorrt/open.h"
 
 namespace headport::internal {
 namespace {
@@ -34,6 +38,35 @@ bool is_exact(const Bundle& bundle, const std::string& name, std::int32_t wanted
                              "; make the bundle with `headport quantize --head int8 --certify`"));
   }
   return wanted == HEADPORT_EXACT_AUTO ? certified : wanted == HEADPORT_EXACT_ALWAYS;
+}
+
+std::string text_of(const char* given) { return given != nullptr ? given : ""; }
+
+// Plans need no ONNX Runtime, but texts are encoded by a library that does.
+bool names_onnxruntime(const headport_settings& settings) {
+  const char* named = std::getenv("HEADPORT_ORT");
+  return settings.onnxruntime != nullptr || (named != nullptr && *named != '\0');
+}
+
+// The runner of a bundle's target; lowers `max_context` to what its rows may have.
+std::unique_ptr<Runner> open_runner(const Bundle& bundle, const std::string& head,
+                                    const headport_settings& settings, headport_generator& found,
+                                    std::int64_t& max_context) {
+  const bool plans = bundle.manifest().target == "tensorrt";
+  if (!plans && settings.cuda_graphs != 0) {
+    throw Error(HEADPORT_REQUEST_ERROR,
+                text("cuda_graphs are for bundles of TensorRT plans, this one is lowered to ",
+                     bundle.manifest().target));
+  }
+  if (!plans || names_onnxruntime(settings)) found.library = Library::load(text_of(settings.onnxruntime));
+  if (plans) {
+    auto runner = open_plans(bundle, head, text_of(settings.tensorrt), settings.cuda_graphs != 0);
+    max_context = std::min(max_context, runner->max_context());
+    return runner;
+  }
+  auto runner = std::make_unique<InPlaceRunner>(found.library, bundle, head, settings.threads);
+  if (found.exact) require_certificate(bundle, head, runner->head());
+  return runner;
 }
 
 }  // namespace
@@ -92,18 +125,21 @@ void open_generator(const char* path, const headport_settings& settings,
     found.conditions = conditions->names();
     for (const std::string& name : found.conditions) found.condition_names.push_back(name.c_str());
   }
-  found.library = Library::load(settings.onnxruntime != nullptr ? settings.onnxruntime : "");
   const std::string head = settings.head != nullptr ? settings.head : "lm";
   found.exact = is_exact(bundle, head, settings.exact);
   for (const auto& [name, _] : manifest.heads) found.heads.push_back(name);
   for (const std::string& name : found.heads) found.head_names.push_back(name.c_str());
-  auto runner = std::make_unique<InPlaceRunner>(found.library, bundle, head, settings.threads);
-  if (found.exact) require_certificate(bundle, head, runner->head());
-  found.texts = std::make_shared<BundleTexts>(
-      bundle, settings.tokenizer != nullptr ? settings.tokenizer : "", found.library);
+  std::int64_t max_context = manifest.max_context;
+  auto runner = open_runner(bundle, head, settings, found, max_context);
+  if (settings.max_context > max_context) {
+    throw Error(HEADPORT_REQUEST_ERROR,
+                text("max_context must be from 1 to the ", max_context, " tokens that the plans were "
+                     "built for; ", settings.max_context, " was given"));
+  }
+  found.texts = std::make_shared<BundleTexts>(bundle, text_of(settings.tokenizer), found.library);
   found.generator = std::make_unique<Generator>(
       std::move(runner), std::move(ids), static_cast<std::size_t>(settings.max_rows),
-      settings.max_context > 0 ? settings.max_context : manifest.max_context,
+      settings.max_context > 0 ? settings.max_context : max_context,
       settings.reply_limit, found.exact, found.texts, std::move(conditions));
 }
 

@@ -121,6 +121,19 @@ void check_errors(headport::Generator& generator) {
   CHECK(wrong == 0);
 }
 
+// Settings of TensorRT plans, for a bundle that has none.
+void check_foreign_settings(const char* bundle) {
+  headport_settings given = settings();
+  given.cuda_graphs = 1;
+  try {
+    const headport::Generator generator(bundle, given);
+    CHECK(false);
+  } catch (const headport::Error& error) {
+    CHECK(error.status() == HEADPORT_REQUEST_ERROR);
+    CHECK(std::string(error.what()).find("cuda_graphs are for bundles of") != std::string::npos);
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -136,6 +149,7 @@ int main(int count, char** arguments) {
     check_several_generators(arguments[1], expected);
     check_cancellation(generator, expected);
     check_errors(generator);
+    check_foreign_settings(arguments[1]);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -1,4 +1,4 @@
-/* headport: runs bundles of language models on ONNX Runtime. Token ids in, token ids out; texts
+/* headport: runs bundles of language models on ONNX Runtime or TensorRT. Token ids in, token ids out; texts
  * where a bundle's tokenizer is of a kind that is known.
  *
  * The C ABI. `headport.hpp` wraps it for C++; docs/cpp.md has the rules on memory and threads.
@@ -30,7 +30,7 @@ extern "C" {
 typedef enum headport_status {
   HEADPORT_OK = 0,
   HEADPORT_USAGE_ERROR = 1,      /* the call itself is wrong: a null pointer, a struct's size */
-  HEADPORT_LIBRARY_ERROR = 2,    /* ONNX Runtime is missing, too old, or failed */
+  HEADPORT_LIBRARY_ERROR = 2,    /* ONNX Runtime or TensorRT is missing, too old, or failed */
   HEADPORT_BUNDLE_ERROR = 3,     /* the bundle is missing, damaged, or none at all */
   HEADPORT_UNSUPPORTED = 4,      /* the bundle is sound and needs what this library lacks */
   HEADPORT_PROMPT_ERROR = 5,     /* a prompt is empty, holds unknown ids, or is too long */
@@ -38,7 +38,8 @@ typedef enum headport_status {
   HEADPORT_NON_FINITE_ERROR = 7, /* the model gave logits that are NaN or infinite */
   HEADPORT_CANCELLED = 8,
   HEADPORT_OUT_OF_MEMORY = 9,
-  HEADPORT_INTERNAL_ERROR = 10
+  HEADPORT_INTERNAL_ERROR = 10,
+  HEADPORT_NO_GPU = 11 /* the bundle's TensorRT plans need a GPU or a driver that is not here */
 } headport_status;
 
 typedef enum headport_finish {
@@ -104,6 +105,9 @@ typedef struct headport_settings {
   /* ONNX Runtime GenAI's shared library, which encodes texts; NULL: $HEADPORT_TOKENIZER. It is loaded
    * when a text is first encoded. */
   const char* tokenizer;
+  /* For bundles of TensorRT plans. They load no ONNX Runtime unless it is named. */
+  const char* tensorrt; /* its shared library; NULL: $HEADPORT_TENSORRT, else the system's */
+  int32_t cuda_graphs;  /* 1: TensorRT-RTX records runs as CUDA graphs and replays them */
 } headport_settings;
 
 /* What an opened bundle is. Strings live as long as the generator. */
@@ -113,8 +117,8 @@ typedef struct headport_info {
   int64_t kept_size;               /* ids that can be chosen; less where the head is pruned */
   int64_t max_context;             /* tokens */
   const char* architecture;        /* of the checkpoint */
-  const char* onnxruntime_version; /* of the library that was loaded */
-  uint32_t onnxruntime_api;        /* the version of its C API that is used */
+  const char* onnxruntime_version; /* of the library that was loaded; empty where none was */
+  uint32_t onnxruntime_api;        /* the version of its C API that is used; 0 */
   const char* const* heads;        /* names of the bundle's heads */
   size_t head_count;
   int32_t exact;                   /* whether tokens are those of the original head */

@@ -12,17 +12,6 @@ namespace {
 // Each row gathers M rows of the weight, as in src/headport/heads.py.
 constexpr std::size_t kCandidateRows = 32;
 
-const Head& head_of(const Bundle& bundle, const std::string& name) {
-  const auto& heads = bundle.manifest().heads;
-  const auto found = heads.find(name);
-  if (found != heads.end()) return found->second;
-  std::string known;
-  for (const auto& [each, _] : heads) known += (known.empty() ? "" : ", ") + each;
-  throw Error(HEADPORT_BUNDLE_ERROR,
-              text(bundle.path().string(), ": no head '", name, "' in it (heads: ",
-                   known.empty() ? "none" : known, ")"));
-}
-
 std::int64_t columns_of(const Bundle& bundle, const Graph& graph, const char* name,
                         const char* dtype) {
   const Port& port = port_of(bundle, graph.outputs, name);

@@ -5,7 +5,6 @@
 #include "error.h"
 
 namespace headport::internal {
-namespace {
 
 void check_names(const Bundle& bundle, const std::string& file, const std::vector<Port>& ports,
                  std::vector<std::string> found) {
@@ -18,8 +17,6 @@ void check_names(const Bundle& bundle, const std::string& file, const std::vecto
               text(bundle.path().string(), ": the ports of ", file,
                    " are not those of the manifest; export the bundle again"));
 }
-
-}  // namespace
 
 bool within(std::int64_t dimension, std::int64_t largest) {
   return dimension >= 1 && dimension <= largest;
@@ -38,6 +35,17 @@ const Port& port_of(const Bundle& bundle, const std::vector<Port>& ports, const 
   }
   throw Error(HEADPORT_BUNDLE_ERROR,
               text(bundle.path().string(), ": the manifest names no port ", name));
+}
+
+const Head& head_of(const Bundle& bundle, const std::string& name) {
+  const auto& heads = bundle.manifest().heads;
+  const auto found = heads.find(name);
+  if (found != heads.end()) return found->second;
+  std::string known;
+  for (const auto& [each, _] : heads) known += (known.empty() ? "" : ", ") + each;
+  throw Error(HEADPORT_BUNDLE_ERROR,
+              text(bundle.path().string(), ": no head '", name, "' in it (heads: ",
+                   known.empty() ? "none" : known, ")"));
 }
 
 void check_ports(const Bundle& bundle, const Graph& graph, const Session& session) {

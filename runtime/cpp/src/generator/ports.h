@@ -12,6 +12,10 @@ namespace headport::internal {
 // Errors of all: HEADPORT_BUNDLE_ERROR.
 const Graph& graph_of(const Bundle& bundle, const std::string& name);
 const Port& port_of(const Bundle& bundle, const std::vector<Port>& ports, const std::string& name);
+const Head& head_of(const Bundle& bundle, const std::string& name);
+// Whether a graph's loaded form, from `file`, has the ports that the manifest names.
+void check_names(const Bundle& bundle, const std::string& file, const std::vector<Port>& ports,
+                 std::vector<std::string> found);
 void check_ports(const Bundle& bundle, const Graph& graph, const Session& session);
 
 // Whether a dimension is from 1 to a limit. The limits are far above any model's, and low enough

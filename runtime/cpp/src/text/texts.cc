@@ -127,6 +127,12 @@ const Texts& BundleTexts::get() {
 }
 
 std::vector<std::int64_t> BundleTexts::encode(const std::string& source) {
+  if (onnxruntime_ == nullptr) {
+    throw Error(HEADPORT_LIBRARY_ERROR,
+                text(where_, ": the library that encodes texts needs ONNX Runtime, which plans load "
+                     "only where it is named; give its path as settings.onnxruntime, or set "
+                     "HEADPORT_ORT"));
+  }
   return get().encode(source, library_, *onnxruntime_);
 }
 

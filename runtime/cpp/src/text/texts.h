@@ -52,6 +52,7 @@ class Texts {
 // A bundle's texts, read when first needed: a program that works with ids needs no tokenizer.
 class BundleTexts {
  public:
+  // `onnxruntime` may be null: then texts are decoded only.
   BundleTexts(const Bundle& bundle, std::string library, std::shared_ptr<Library> onnxruntime);
 
   // Errors: as `Texts`; HEADPORT_BUNDLE_ERROR if the bundle has no tokenizer.
