@@ -58,7 +58,7 @@ def put_beside(model: Any, folder: Path) -> AdapterName:
     files = read_adapter(folder)
     if _is_learnt(files):
         learnt = find_learnt(files, model)
-        begin_with(model, learnt.layers)
+        begin_with(model, learnt.trained)
         return learnt
     tuned = find_tuned(files, model)
     head = model.get_output_embeddings()

@@ -35,7 +35,7 @@ class Begun(Tuning):
             with read_before(self._model, self._learnt.embeddings):
                 yield
             return
-        hook = begin_with(self._model, self._learnt.layers)
+        hook = begin_with(self._model, self._learnt.trained)
         try:
             yield
         finally:

@@ -35,7 +35,8 @@ class LearntTokens(AdapterName):
     kind: str  # as PEFT names it
     tokens: int  # P
     embeddings: torch.Tensor | None  # [P, H], what the model reads; None of a prefix
-    layers: KeysAndValues  # what they leave in the caches
+    layers: KeysAndValues  # what they leave in the caches, as it is written
+    trained: KeysAndValues  # the same as PyTorch is given it; of a prefix laid out as PEFT does it
 
     def facts(self, checkpoint_sha256: str) -> dict[str, Any]:
         """For the manifest: which adapter, and what it puts before every prompt."""
@@ -65,11 +66,11 @@ def find_learnt(files: AdapterFiles, model: Any) -> LearntTokens:
     sizes = _cached_sizes(files, model)
     if kind == PREFIX:
         _check_size(files, model, saved, *_prefix_sizes(files, model, sizes, tokens))
-        layers = _split(saved, *sizes[0])
-        return LearntTokens(files.name, files.sha256, kind, tokens, None, layers)
+        parts = _split(saved, *sizes[0]), _as_peft(saved, *sizes[0])
+        return LearntTokens(files.name, files.sha256, kind, tokens, None, *parts)
     _check_size(files, model, saved, [tokens, _embedding_size(files, model)])
     layers = _read(files, model, saved)
-    return LearntTokens(files.name, files.sha256, kind, tokens, saved, layers)
+    return LearntTokens(files.name, files.sha256, kind, tokens, saved, layers, layers)
 
 
 def _only_tensor(files: AdapterFiles) -> torch.Tensor:
@@ -118,9 +119,16 @@ def _prefix_sizes(
 
 
 def _split(saved: torch.Tensor, heads: int, size: int) -> KeysAndValues:
-    # Of each token: key of layer 0, value of layer 0, key of layer 1, …; heads side by side.
-    parts = saved.reshape(len(saved), -1, heads, size).permute(1, 2, 0, 3).contiguous()
+    # Columns of a token: key of layer 0, value of layer 0, key of layer 1, …; heads side by side.
+    columns = torch.split(saved, heads * size, dim=1)
+    parts = [each.reshape(-1, heads, size).transpose(0, 1).contiguous() for each in columns]
     return list(zip(parts[0::2], parts[1::2], strict=True))
+
+
+def _as_peft(saved: torch.Tensor, heads: int, size: int) -> KeysAndValues:
+    # What PEFT's get_prompt makes of the tensor: [2, heads, P, size] of each layer.
+    whole = saved.view(1, len(saved), -1, heads, size).permute(2, 0, 3, 1, 4)
+    return [(each[0, 0], each[1, 0]) for each in torch.split(whole, 2)]
 
 
 def _read(files: AdapterFiles, model: Any, embeddings: torch.Tensor) -> KeysAndValues:

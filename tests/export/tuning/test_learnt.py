@@ -99,11 +99,14 @@ def test_in_the_caches_and_as_trained_they_answer_like_peft(kind, tiny_llama, ad
     without = say(model)
     limit = 2e-5 * float(expected.abs().max())
     assert (expected - without).abs().max() > 100 * limit  # they show
+    learnt = find_learnt(read_adapter(adapters[kind]), model)
+    for pairs in zip(learnt.layers, learnt.trained, strict=True):
+        assert all(torch.equal(*parts) for parts in zip(*pairs, strict=True))
     begun = apply_adapter(model, adapters[kind])
     with begun.apart():
         assert (expected - say(model)).abs().max() < limit
     assert torch.equal(say(model), without)
-    hook = begin_with(model, find_learnt(read_adapter(adapters[kind]), model).layers)
+    hook = begin_with(model, learnt.layers)
     assert (expected - say(model)).abs().max() < limit
     hook.remove()
 
