@@ -1,6 +1,7 @@
 // What a client is told when its request fails.
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -19,6 +20,9 @@ class Fault : public std::runtime_error {
   int status_;
   const char* kind_;  // a literal
 };
+
+// What a client is told of an error; nothing of one that nobody expected.
+Fault fault_of(const std::exception_ptr& error);
 
 inline Fault wrong_request(const std::string& message) {
   return Fault(400, "invalid_request_error", message);

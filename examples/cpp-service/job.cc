@@ -59,8 +59,8 @@ std::optional<Piece> Job::take() {
 
 const std::vector<headport::Reply>& Job::replies() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (reason_.has_value()) throw *reason_;
-  if (error_) std::rethrow_exception(error_);
+  if (reason_.has_value()) reason_->raise();
+  if (failure_.has_value()) failure_->raise();
   return replies_;
 }
 
@@ -68,7 +68,7 @@ void Job::end(const Fault& reason) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (done_ || reason_.has_value()) return;
-    reason_ = reason;
+    reason_.emplace(reason);
   }
   cancel_.request();
 }
@@ -95,18 +95,18 @@ void Job::run(headport::Generator& generator) {
   options_.set_cancel(cancel_);
   options_.set_on_token([this](const headport_token& token) { return on_token(token); });
   try {
-    finish(generator.generate(prompts, options_), nullptr);
+    finish(generator.generate(prompts, options_), std::nullopt);
   } catch (...) {
-    finish({}, std::current_exception());
+    finish({}, Failure(fault_of(std::current_exception())));
   }
 }
 
-void Job::finish(std::vector<headport::Reply> replies, std::exception_ptr error) {
+void Job::finish(std::vector<headport::Reply> replies, std::optional<Failure> failure) {
   const std::lock_guard<std::mutex> lock(mutex_);
   // One that was ended in its last moment is done all the same.
-  if (!error) reason_.reset();
+  if (!failure) reason_.reset();
   replies_ = std::move(replies);
-  error_ = std::move(error);
+  failure_ = std::move(failure);
   done_ = true;
   changed_.notify_all();
 }

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <exception>
 #include <headport/headport.hpp>
 #include <memory>
 #include <mutex>
@@ -30,6 +29,17 @@ struct Piece {
   std::vector<headport::Likelihood> likelihoods;  // of it alone, where they were asked for
 };
 
+// A fault as threads hand it on: what exceptions share is counted where no sanitizer sees it.
+struct Failure {
+  explicit Failure(const Fault& fault)
+      : status(fault.status()), kind(fault.kind()), message(fault.what()) {}
+  [[noreturn]] void raise() const { throw Fault(status, kind, message); }
+
+  int status;
+  const char* kind;  // a literal
+  std::string message;
+};
+
 // What one request asks of a generator, and what has come of it.
 class Job {
  public:
@@ -46,7 +56,7 @@ class Job {
   bool done() const;
   // The oldest token that was not taken yet.
   std::optional<Piece> take();
-  // Once it is done. Errors: Fault, or what the generator threw.
+  // Once it is done. Errors: Fault.
   const std::vector<headport::Reply>& replies() const;
 
   // Ends it, with a reason that `replies` will throw. Nothing where it is done.
@@ -56,7 +66,7 @@ class Job {
  private:
   friend class Pool;
   void run(headport::Generator& generator);
-  void finish(std::vector<headport::Reply> replies, std::exception_ptr error);
+  void finish(std::vector<headport::Reply> replies, std::optional<Failure> failure);
   bool on_token(const headport_token& token);
 
   headport::Options options_;  // of the thread that runs it
@@ -67,9 +77,9 @@ class Job {
   std::deque<Piece> pieces_;
   bool begun_ = false;
   bool done_ = false;
-  std::optional<Fault> reason_;
+  std::optional<Failure> reason_;
   std::vector<headport::Reply> replies_;
-  std::exception_ptr error_;
+  std::optional<Failure> failure_;
 };
 
 struct Counts {
