@@ -15,9 +15,19 @@ from pathlib import Path
 
 from headport.errors import BundleError, UsageError
 
-__all__ = ["DOMAIN", "OPERATOR", "OPTION", "VARIABLE", "VERSION", "Kernels", "needed_kernels"]
+__all__ = [
+    "ATTENTION",
+    "DOMAIN",
+    "OPTION",
+    "PRODUCT",
+    "VARIABLE",
+    "VERSION",
+    "Kernels",
+    "needed_kernels",
+]
 
-DOMAIN, OPERATOR = "headport.kernels", "BlockMatMul"
+DOMAIN = "headport.kernels"
+PRODUCT, ATTENTION = "BlockMatMul", "CachedAttention"  # its operators
 OPTION = "headport.kernels"  # among a manifest's session options; its value is the version
 VERSION = 1
 VARIABLE = "HEADPORT_KERNELS"  # the library's path, where none is given

@@ -9,18 +9,23 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+import transformers
 
 from headport.bundle import Bundle
 from headport.errors import LoweringError, ParityError, UsageError
+from headport.export import Options as ExportOptions
+from headport.export import export
 from headport.inspection import describe
-from headport.kernels import OPERATOR, OPTION
+from headport.kernels import ATTENTION, OPTION, PRODUCT
 from headport.lowering import Options as LowerOptions
-from headport.lowering import lower, product_kernels
+from headport.lowering import lower, own_attention, product_kernels
 from headport.quantize import Options, quantize
 from headport.runner import open_runner
 from headport.runtime import Generator
 from headport.selftest import run_selftest
+from tests.conftest import save_model, save_tokenizer
 
+COUNTED = ("MatMulNBits", PRODUCT, "Concat", "Split", "GroupQueryAttention", ATTENTION)
 IDS = np.array([[3, 0, 30, 7, 7], [1, 2, 3, 4, 5]])
 
 
@@ -46,7 +51,7 @@ def _hidden_states(bundle: Bundle) -> np.ndarray:
 def _counts(bundle: Bundle) -> dict[str, int]:
     graphs = [ir.load(file).graph for file in sorted(bundle.path.glob("*.onnx"))]
     types = [node.op_type for graph in graphs for node in graph]
-    return {name: types.count(name) for name in ("MatMulNBits", OPERATOR, "Concat", "Split")}
+    return {name: types.count(name) for name in COUNTED}
 
 
 @pytest.mark.parametrize("activations", ["rounded", "residual"])
@@ -65,7 +70,14 @@ def test_backbone_and_head(
     )
     bundle = _lowered(portable, tmp_path / "l", library)
     # Of each of two layers: q k v, output, gate up, down; and the head. Rows are not doubled.
-    assert _counts(bundle) == {"MatMulNBits": 0, OPERATOR: 9, "Concat": 0, "Split": 2}
+    assert _counts(bundle) == {
+        "MatMulNBits": 0,
+        PRODUCT: 9,
+        "Concat": 0,
+        "Split": 2,
+        "GroupQueryAttention": 0,
+        ATTENTION: 2,
+    }
     manifest = bundle.manifest
     assert manifest.session_options[OPTION] == "1"
     record = manifest.backbone_quantization
@@ -94,10 +106,59 @@ def test_the_same_tokens_alone_and_in_batches(
     assert together == alone
 
 
+@pytest.mark.parametrize(
+    ("config", "own"),
+    [
+        ("Qwen3Config", 2),  # q and k have norms, so q, k and v come apart
+        ("Gemma3TextConfig", 0),  # every layer has a window
+        ("GPT2Config", 2),  # nothing is rotated
+    ],
+)
+def test_attention_of_other_families(tmp_path: Path, library: Path, config: str, own: int) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 257, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if config == "GPT2Config":
+        sizes |= {"n_embd": 64, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
+    else:
+        sizes |= {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+        sizes |= {"head_dim": 16, "max_position_embeddings": 64}
+    if config == "Gemma3TextConfig":
+        sizes |= {"sliding_window": 8, "layer_types": ["sliding_attention"] * 2}
+    folder = save_model(tmp_path / "model", getattr(transformers, config)(**sizes))
+    save_tokenizer(folder)
+    portable = export(ExportOptions(model=str(folder), output=tmp_path / "b"))
+    quantized = _quantized(portable.path, tmp_path / "q", head="int8")
+    bundle = _lowered(quantized, tmp_path / "l", library)
+    counts = _counts(bundle)
+    assert (counts[ATTENTION], counts["GroupQueryAttention"]) == (own, 2 - own)
+    prompts = [[5, 9, 2], [7], list(range(1, 20))]
+    with Generator(quantized) as expected, Generator(bundle) as found:
+        for each, again in zip(
+            expected.generate(prompts, max_new_tokens=12),
+            found.generate(prompts, max_new_tokens=12),
+            strict=True,
+        ):
+            assert each.token_ids == again.token_ids
+
+
+def test_wrong_attention_is_caught(
+    tiny_bundle: Path, tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    portable = _quantized(tiny_bundle, tmp_path / "q", head="int8")
+    honest = own_attention._input
+
+    def turned(node: ir.Node, place: int) -> Any:
+        return honest(node, {own_attention._COS: own_attention._SIN}.get(place, place))
+
+    monkeypatch.setattr(own_attention, "_input", turned)
+    with pytest.raises(ParityError, match="does not answer like the portable one"):
+        _lowered(portable, tmp_path / "l", library)
+    assert not (tmp_path / "l").exists()
+
+
 def test_a_certified_head_stays_exact(tiny_bundle: Path, tmp_path: Path, library: Path) -> None:
     portable = _quantized(tiny_bundle, tmp_path / "q", head="int8", certify=True)
     bundle = _lowered(portable, tmp_path / "l", library)
-    assert (_head(bundle).count("MatMulNBits"), _head(bundle).count(OPERATOR)) == (0, 1)
+    assert (_head(bundle).count("MatMulNBits"), _head(bundle).count(PRODUCT)) == (0, 1)
     prompts = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]]
     with Generator(bundle, exact=True) as exact, Generator(tiny_bundle) as full:
         found = [r.token_ids for r in exact.generate(prompts, max_new_tokens=12)]
@@ -111,7 +172,7 @@ def test_a_proof_with_rounded_rows_keeps_the_kernel_that_leaves_them(
     how = {"head": "int8", "certify": True, "activations": "rounded"}
     portable = _quantized(tiny_bundle, tmp_path / "q", backbone="int8", **how)
     bundle = _lowered(portable, tmp_path / "l", library)
-    assert (_head(bundle).count("MatMulNBits"), _head(bundle).count(OPERATOR)) == (1, 0)
+    assert (_head(bundle).count("MatMulNBits"), _head(bundle).count(PRODUCT)) == (1, 0)
     quantization = bundle.manifest.heads["lm"].quantization
     assert quantization is not None and quantization.activations == "rounded"
 
@@ -124,8 +185,12 @@ def test_what_is_refused(
     tiny_bundle: Path, tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact = Bundle.open(tiny_bundle)
-    with pytest.raises(LoweringError, match="no product that headport's kernels multiply"):
-        _lowered(exact, tmp_path / "a", library)
+    biased = transformers.BloomConfig(vocab_size=257, hidden_size=32, n_layer=1, n_head=2)
+    folder = save_model(tmp_path / "model", biased)
+    save_tokenizer(folder)
+    nothing = export(ExportOptions(model=str(folder), output=tmp_path / "bloom"))
+    with pytest.raises(LoweringError, match="no INT8 or INT4 product and no attention of a form"):
+        _lowered(nothing, tmp_path / "a", library)
     with pytest.raises(UsageError, match="--kernels are for --target ort-cpu"):
         _lowered(exact, tmp_path / "b", library, target="ort-cuda")
     small = _quantized(tiny_bundle, tmp_path / "q16", backbone="int8", backbone_block=16)

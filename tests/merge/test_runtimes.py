@@ -52,6 +52,12 @@ def test_faults_of_the_bundle(manifest: Manifest) -> None:
     assert "pruned" in found[0] and "ort-cuda" in found[1] and "has none" in found[2]
 
 
+def test_kernels_that_no_other_runtime_is_given(manifest: Manifest) -> None:
+    options = {**manifest.session_options, "headport.kernels": "1"}
+    [found] = faults(msgspec.structs.replace(manifest, session_options=options), CONFIG, GENAI)
+    assert "--kernels" in found
+
+
 def test_bfloat16(manifest: Manifest) -> None:
     model = msgspec.structs.replace(manifest.model, dtype="bf16")
     [found] = faults(msgspec.structs.replace(manifest, model=model), CONFIG, BOTH)

@@ -1,12 +1,10 @@
 // Compiled for AVX2 and FMA; called only where the CPU has both.
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include "avx2.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-
-#include "product.h"
 
 namespace headport::kernels {
 namespace {
@@ -15,15 +13,8 @@ constexpr float kLargest = 32767.0F;
 // Weights are read once, front to back. Hardware stops looking ahead at the end of each page, which
 // costs half of the speed of memory; in bytes, far enough for its latency.
 constexpr std::int64_t kAhead = 2048;
-constexpr std::int64_t kLine = 64;
 
 __m256i load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
-
-float sum_of(__m256 v) {
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
-}
 
 // Sixteen of the whole numbers that two registers hold, the even ones or the odd ones of them.
 template <int Which>
@@ -190,7 +181,7 @@ void multiply(const Operands& o, std::int64_t from, std::int64_t to) {
 
 }  // namespace
 
-const Kernel kAvx2{"AVX2", round, multiply};
+const Kernel kAvx2{"AVX2", round, multiply, attend_avx2};
 
 }  // namespace headport::kernels
 #endif

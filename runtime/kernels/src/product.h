@@ -44,11 +44,23 @@ struct Operands {
   float* y = nullptr;  // [rows, N]
 };
 
-// One way to compute it. A row of y never depends on the rows beside it.
+// One query against the keys and values of its past: out = Σ_j softmax(query · key_j) value_j.
+struct Attended {
+  const float* query;  // [D], scaled
+  const float* keys;   // [count, D]
+  const float* values;
+  std::int64_t count;
+  std::int64_t D;
+  float* scores;  // room for count and 8 more
+  float* out;     // [D]
+};
+
+// One way to compute both. A row of y never depends on the rows beside it.
 struct Kernel {
   const char* name;
   void (*round)(const Operands&, std::int64_t from, std::int64_t to);     // rows of x
   void (*multiply)(const Operands&, std::int64_t from, std::int64_t to);  // rows of the weight
+  void (*attend)(const Attended&);
 };
 
 extern const Kernel kPortable;

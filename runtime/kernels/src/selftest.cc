@@ -40,6 +40,21 @@ std::vector<float> run(const Kernel& kernel, const Form& form, std::int64_t rows
   return y;
 }
 
+std::vector<float> run_attention(const Kernel& kernel, std::int64_t count, std::int64_t D,
+                                 float size) {
+  Random random;
+  std::vector<float> query(static_cast<std::size_t>(D));
+  std::vector<float> keys(static_cast<std::size_t>(count * D));
+  std::vector<float> values(keys.size());
+  for (float& value : query) value = size * random.real();
+  for (float& value : keys) value = random.real();
+  for (float& value : values) value = random.real();
+  std::vector<float> scores(static_cast<std::size_t>(count) + 8);
+  std::vector<float> out(static_cast<std::size_t>(D));
+  kernel.attend({query.data(), keys.data(), values.data(), count, D, scores.data(), out.data()});
+  return out;
+}
+
 bool agree(const std::vector<float>& found, const std::vector<float>& expected) {
   float most = 0.0F;
   float apart = 0.0F;
@@ -51,9 +66,7 @@ bool agree(const std::vector<float>& found, const std::vector<float>& expected) 
   return apart <= kAccepted * most;
 }
 
-}  // namespace
-
-std::string find_fault(const Kernel& kernel) {
+std::string find_product_fault(const Kernel& kernel) {
   for (const int bits : {4, 8})
     for (const std::int64_t block : {32, 64, 128, 256})
       for (const std::int64_t K : {2 * block, 3 * block - 24})
@@ -66,6 +79,23 @@ std::string find_fault(const Kernel& kernel) {
                      ", K = " + std::to_string(K) + ", " + std::to_string(rows) + " rows";
         }
   return {};
+}
+
+std::string find_attention_fault(const Kernel& kernel) {
+  for (const std::int64_t D : {8, 12, 64, 72, 128})
+    for (const std::int64_t count : {1, 3, 8, 29})
+      for (const float size : {1.0F, 60.0F})  // the larger: scores whose exponentials overflow
+        if (!agree(run_attention(kernel, count, D, size), run_attention(kPortable, count, D, size)))
+          return std::string(kernel.name) + " differs from the plain form: attention of " +
+                 std::to_string(D) + " to " + std::to_string(count) + " keys";
+  return {};
+}
+
+}  // namespace
+
+std::string find_fault(const Kernel& kernel) {
+  const std::string fault = find_product_fault(kernel);
+  return fault.empty() ? find_attention_fault(kernel) : fault;
 }
 
 }  // namespace headport::kernels

@@ -88,8 +88,8 @@ void check_values() {
   for (const int bits : {4, 8})
     for (const std::int64_t block : {32, 64, 128, 256})
       for (const std::int64_t K : {block, 3 * block - 20})
-        for (const std::int64_t rows : {1, 2, 3, 8}) {
-          Case each({5, K, block, bits}, rows);
+        for (const std::int64_t rows : {1, 2, 3, 5, 7, 12}) {
+          Case each({27, K, block, bits}, rows);
           expect(each.share_of_bound(kPortable) < 1, "plain form against float64");
           expect(each.share_of_bound(find_kernel()) < 1, "fast form against float64");
         }
@@ -128,6 +128,43 @@ void check_values_that_are_none() {
     }
 }
 
+// Attention against float64, for few and many keys, flat scores and steep ones.
+void check_attention() {
+  for (const std::int64_t D : {8, 20, 64, 96})
+    for (const std::int64_t count : {1, 7, 8, 300})
+      for (const float steep : {0.5F, 30.0F})
+        for (const Kernel* kernel : {&kPortable, &find_kernel()}) {
+          Case from({1, count * D, 32, 8}, 3);  // keys, values, and a query in front of the rest
+          const float* keys = from.x.data();
+          const float* values = keys + count * D;
+          std::vector<float> query(values + count * D, values + count * D + D);
+          for (float& value : query) value *= steep;
+          std::vector<double> weight(static_cast<std::size_t>(count));
+          double most = -1e30, total = 0;
+          for (std::int64_t j = 0; j < count; ++j) {
+            double dot = 0;
+            for (std::int64_t i = 0; i < D; ++i)
+              dot += double{query[static_cast<std::size_t>(i)]} * double{keys[j * D + i]};
+            weight[static_cast<std::size_t>(j)] = dot;
+            most = std::max(most, dot);
+          }
+          for (double& each : weight) total += each = std::exp(each - most);
+          std::vector<float> scores(static_cast<std::size_t>(count) + 8);
+          std::vector<float> out(static_cast<std::size_t>(D));
+          kernel->attend({query.data(), keys, values, count, D, scores.data(), out.data()});
+          for (std::int64_t i = 0; i < D; ++i) {
+            double exact = 0;
+            for (std::int64_t j = 0; j < count; ++j)
+              exact += weight[static_cast<std::size_t>(j)] / total * double{values[j * D + i]};
+            const double apart = std::fabs(exact - double{out[static_cast<std::size_t>(i)]});
+            expect(apart < 1e-6 * (1 + steep), "attention against float64");
+          }
+          query[0] = std::numeric_limits<float>::quiet_NaN();
+          kernel->attend({query.data(), keys, values, count, D, scores.data(), out.data()});
+          expect(std::isnan(out[0]), "a query that is none gives NaN");
+        }
+}
+
 // Faults that a kernel could have, each found by the self-test.
 void without_offset(const Operands& o, std::int64_t from, std::int64_t to) {
   kPortable.round(o, from, to);
@@ -147,13 +184,27 @@ void without_last_block(const Operands& o, std::int64_t from, std::int64_t to) {
   o.rounded.step[to * o.form.blocks() - 1] = 0;
 }
 
+void without_last_key(const Attended& a) {
+  Attended less = a;
+  if (less.count > 1) --less.count;
+  kPortable.attend(less);
+}
+void without_maximum(const Attended& a) {  // overflows where scores are large
+  kPortable.attend(a);
+  for (std::int64_t j = 0; j < a.count; ++j)
+    if (a.scores[j] > 88.0F) a.out[0] = std::numeric_limits<float>::quiet_NaN();
+}
+
 void check_faults_are_found() {
   expect(find_fault(find_kernel()).empty(), "the fast form passes");
   expect(find_fault(kPortable).empty(), "the plain form passes");
-  const Kernel broken[] = {{"offset", without_offset, kPortable.multiply},
-                           {"order", swapped, kPortable.multiply},
-                           {"output", kPortable.round, without_last_output},
-                           {"block", without_last_block, kPortable.multiply}};
+  const Kernel broken[] = {
+      {"offset", without_offset, kPortable.multiply, kPortable.attend},
+      {"order", swapped, kPortable.multiply, kPortable.attend},
+      {"output", kPortable.round, without_last_output, kPortable.attend},
+      {"block", without_last_block, kPortable.multiply, kPortable.attend},
+      {"last key", kPortable.round, kPortable.multiply, without_last_key},
+      {"maximum", kPortable.round, kPortable.multiply, without_maximum}};
   for (const Kernel& kernel : broken) expect(!find_fault(kernel).empty(), kernel.name);
 }
 
@@ -163,6 +214,7 @@ int main() {
   check_values();
   check_rows_alone();
   check_values_that_are_none();
+  check_attention();
   check_faults_are_found();
   if (failures == 0) std::printf("%s: all checks passed\n", find_kernel().name);
   return failures == 0 ? 0 : 1;

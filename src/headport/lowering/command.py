@@ -146,13 +146,13 @@ def _kernels(manifest: Manifest, file: Path) -> dict[str, Any]:
     """What is recorded of the library.
 
     Raises:
-        LoweringError: If no product took it, so that the bundle would only seem to.
+        LoweringError: If nothing took it, so that the bundle would only seem to.
     """
     found = needed_kernels(manifest.session_options, file)
     if found is None:
         raise LoweringError(
-            "--kernels: the bundle has no product that headport's kernels multiply; quantise its "
-            "head or backbone to INT8 or INT4, or lower without --kernels"
+            "--kernels: the bundle has no INT8 or INT4 product and no attention of a form that "
+            "headport's kernels know; quantise it, or lower without --kernels"
         )
     return {"kernels": {"version": found.version, "instructions": found.instructions}}
 

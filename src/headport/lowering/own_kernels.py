@@ -20,7 +20,7 @@ import onnx_ir.passes.common as common_passes
 from headport.certificate import rounds_in_graph
 from headport.errors import LoweringError
 from headport.head_parts import all_parts, with_heads
-from headport.kernels import DOMAIN, OPERATOR, OPTION, VERSION
+from headport.kernels import DOMAIN, OPTION, PRODUCT, VERSION
 from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
 from headport.lowering.match import Match
 from headport.manifest import BackboneQuantization, Head, Manifest, StoredMatrix
@@ -144,17 +144,17 @@ def _adopt(model: ir.Model, node: ir.Node) -> str:
         x = _whole(node)
     emit = Emitter(model.graph, node, _name(node))
     kept = {name: attribute(node, name, 0) for name in _KEPT}
-    product = emit.op(OPERATOR, [x, *node.inputs[1:3]], "own", domain=DOMAIN, **kept)
+    product = emit.op(PRODUCT, [x, *node.inputs[1:3]], "own", domain=DOMAIN, **kept)
     product.type = ir.TensorType(ir.DataType.FLOAT)
     model.opset_imports[DOMAIN] = VERSION
     if total is None:
         replace(model.graph, node, [product])
-        return OPERATOR
+        return PRODUCT
     parts = {id(value) for value in _split(node).outputs}  # type: ignore[union-attr]
     others = [value for value in total.inputs if id(value) not in parts]
     emit = Emitter(model.graph, total, _name(node))
     replace(model.graph, total, [emit.op("Sum", [product, *others], "own_sum")])
-    return OPERATOR
+    return PRODUCT
 
 
 def _is_doubled(node: ir.Node) -> bool:

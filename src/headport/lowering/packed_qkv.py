@@ -1,24 +1,27 @@
 """Query, key and value of attention as the one tensor they were computed in.
 
 q, k, v = Split(x);  GroupQueryAttention(q, k, v, …)  →  GroupQueryAttention(x, –, –, …)
+
+and headport's own kernel, which has the same three inputs, likewise.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
+from headport.kernels import ATTENTION
 from headport.lowering.emit import attribute
 from headport.lowering.match import Match
 
 __all__ = ["pack_qkv"]
 
-_OPERATOR = "GroupQueryAttention"
+_OPERATORS = ("GroupQueryAttention", ATTENTION)
 
 
 def pack_qkv(model: ir.Model) -> list[Match]:
     """Hand every attention the whole where a Split gives it exactly q, k and v in this order."""
     matches = []
-    for node in [n for n in model.graph if n.op_type == _OPERATOR]:
+    for node in [n for n in model.graph if n.op_type in _OPERATORS]:
         split = node.inputs[0].producer() if node.inputs[0] is not None else None
         if split is None or not _gives_all(split, node):
             continue

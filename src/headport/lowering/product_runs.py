@@ -20,7 +20,7 @@ from headport.bundle import Bundle
 from headport.cache_ports import is_state
 from headport.errors import ParityError
 from headport.given_rows import EMBEDDING_ROWS
-from headport.kernels import OPERATOR
+from headport.kernels import PRODUCT
 from headport.lowering.matrices import find_products
 from headport.lowering.siblings import INPUT, OUTPUTS, PARTS, SUMS
 from headport.session import SessionSettings, open_session
@@ -39,7 +39,7 @@ Float64 = npt.NDArray[np.float64]
 
 _TOKENS = 12  # of the real run
 _FILE = "products.onnx"  # exists while its session is opened
-_PRODUCTS = ("MatMulNBits", OPERATOR)
+_PRODUCTS = ("MatMulNBits", PRODUCT)
 _PACKED = ".nbits"  # ends the names of weights that lowering has packed
 _SUFFIXES = (".int8", ".int4", ".fp16")
 

@@ -16,7 +16,7 @@ from itertools import groupby
 import numpy as np
 import onnx_ir as ir
 
-from headport.kernels import DOMAIN, OPERATOR
+from headport.kernels import DOMAIN, PRODUCT
 from headport.lowering.emit import CONTRIB, Emitter, replace
 from headport.lowering.match import Match
 
@@ -52,7 +52,7 @@ _COUNTS = "N"  # the attribute that counts outputs
 _KINDS = {
     "MatMul": _Kind("", (1,), _columns),
     "MatMulNBits": _Kind(CONTRIB, (0, 0), _counted),
-    OPERATOR: _Kind(DOMAIN, (0, 0), _counted),
+    PRODUCT: _Kind(DOMAIN, (0, 0), _counted),
 }
 
 

@@ -31,6 +31,7 @@ from headport.lowering.in_place import (
 )
 from headport.lowering.layouts import straighten
 from headport.lowering.match import Match
+from headport.lowering.own_attention import adopt_attention
 from headport.lowering.own_kernels import adopt_in_head, adopt_kernels
 from headport.lowering.packed_qkv import pack_qkv
 from headport.lowering.positions import lower_positions
@@ -229,7 +230,10 @@ def find_target(name: str, onnxruntime: str = NEWEST, *, own_kernels: bool = Fal
     if name != "ort-cpu":
         raise UsageError(f"--kernels are for --target ort-cpu, {name} was given")
     return replace(
-        found, packing=(adopt_kernels, *found.packing), head=(*found.head, adopt_in_head)
+        found,
+        backbone=(*found.backbone, adopt_attention),
+        packing=(adopt_kernels, *found.packing),
+        head=(*found.head, adopt_in_head),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headport.cache_ports import is_past, is_state
+from headport.kernels import OPTION
 from headport.manifest import Manifest, Port
 
 __all__ = ["RUNTIMES", "CacheShape", "Runtime", "cache_shape", "faults"]
@@ -103,6 +104,11 @@ def _bundle_faults(manifest: Manifest) -> Iterator[str]:
     known = sorted({target for runtime in RUNTIMES.values() for target in runtime.targets})
     if manifest.target not in known:
         yield f"it is lowered to {manifest.target}; a {' or '.join(known)} bundle can be merged"
+    if OPTION in manifest.session_options:
+        yield (
+            "it was lowered with --kernels, and neither runtime is given that library; lower it "
+            "without, or merge the portable bundle"
+        )
     if list(heads) != ["lm"]:
         yield f"one head `lm` was expected, it has {', '.join(heads) or 'none'}"
     if manifest.task_heads:

@@ -1,0 +1,83 @@
+// The little of ONNX Runtime's C API that operators need.
+#pragma once
+
+#include <onnxruntime_c_api.h>
+
+#include <cstdint>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace headport::kernels {
+
+// Set when the library is registered, before any operator is made.
+extern const OrtApi* api;
+
+// What failed, once ONNX Runtime's own status is released.
+class Failure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+void check(OrtStatus* status);
+
+// Runs what may throw on behalf of a C caller.
+template <typename Work>
+OrtStatus* guarded(const char* name, Work&& work) {
+  try {
+    work();
+    return nullptr;
+  } catch (const std::exception& fault) {
+    return api->CreateStatus(ORT_FAIL, (std::string(name) + ": " + fault.what()).c_str());
+  }
+}
+
+std::int64_t whole_attribute(const OrtKernelInfo* info, const char* name);
+float real_attribute(const OrtKernelInfo* info, const char* name);
+
+// Null where an optional input is left out.
+const OrtValue* find_input(const OrtKernelContext* context, std::size_t index);
+std::vector<std::int64_t> dims_of(const OrtValue* value);
+std::int64_t product_of(const std::vector<std::int64_t>& dims);
+OrtValue* make_output(OrtKernelContext* context, std::size_t index,
+                      const std::vector<std::int64_t>& dims);
+
+template <typename T>
+T* data_of(OrtValue* value) {
+  void* data = nullptr;
+  check(api->GetTensorMutableData(value, &data));
+  return static_cast<T*>(data);
+}
+
+// An input whose bytes are `count` elements, whatever its dimensions.
+template <typename T>
+const T* read_input(const OrtKernelContext* context, std::size_t index, std::int64_t count,
+                    const char* name) {
+  const OrtValue* value = find_input(context, index);
+  const std::int64_t found = value == nullptr ? 0 : product_of(dims_of(value));
+  if (value == nullptr || found != count)
+    throw Failure(std::string(name) + " of " + std::to_string(count) +
+                  " elements was expected, " + std::to_string(found) + " were found");
+  return data_of<T>(const_cast<OrtValue*>(value));
+}
+
+// work(i) for every i below `total`, by the session's threads.
+template <typename Work>
+void in_parallel(const OrtKernelContext* context, std::int64_t total, const Work& work) {
+  const auto call = [](void* given, std::size_t index) {
+    (*static_cast<const Work*>(given))(static_cast<std::int64_t>(index));
+  };
+  check(api->KernelContext_ParallelFor(context, call, static_cast<std::size_t>(total), 0,
+                                       const_cast<Work*>(&work)));
+}
+
+// What all operators of this library have in common.
+struct Operator : OrtCustomOp {
+  Operator();
+};
+
+const OrtCustomOp* block_matmul();
+const OrtCustomOp* cached_attention();
+
+}  // namespace headport::kernels
