@@ -4,6 +4,7 @@
 
 #include "error.h"
 #include "ort/cpus.h"
+#include "ort/kernels.h"
 
 namespace headport::internal {
 namespace {
@@ -64,7 +65,9 @@ Session::Session(std::shared_ptr<Library> library, const std::string& file,
   check(api.SetIntraOpNumThreads(settings.handle, threads > 0 ? threads : usable_cpus()));
   check(api.SetInterOpNumThreads(settings.handle, 1));
   check(api.SetSessionGraphOptimizationLevel(settings.handle, ORT_ENABLE_ALL));
+  register_kernels(*library_, settings.handle, options);
   auto entries = options;
+  entries.erase(kKernelsOption);
   entries.emplace(kSpinDuration[0], kSpinDuration[1]);
   for (const auto& [key, value] : entries) {
     check(api.AddSessionConfigEntry(settings.handle, key.c_str(), value.c_str()));
