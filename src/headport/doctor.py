@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import sys
 from importlib import metadata
@@ -15,6 +16,7 @@ from headport import __version__
 from headport.command import OptionRecord, Outcome
 from headport.errors import UsageError
 from headport.gpu_probe import probe_gpu
+from headport.kernels import OPTION, VARIABLE, VERSION, needed_kernels
 from headport.providers import PROVIDERS
 from headport.session import available_providers, missing_libraries, usable_cpus
 
@@ -91,6 +93,8 @@ def diagnose() -> Diagnosis:
     except UsageError as error:
         providers = ()
         checks.append(Check(name="onnxruntime loads", passed=False, found=str(error)))
+    if os.environ.get(VARIABLE):
+        checks.append(_kernels())
     if PROVIDERS["cuda"].name in providers:
         checks += [_driver(), _cuda_libraries()]
     return Diagnosis(
@@ -136,6 +140,16 @@ def _onnxruntime_library(packages: dict[str, str | None]) -> Check:
         advice="one of two builds was installed over the other, or removed after it; "
         "pip uninstall -y onnxruntime onnxruntime-gpu, then install one of them again",
     )
+
+
+def _kernels() -> Check:
+    name = f"headport's kernels ({VARIABLE})"
+    try:
+        found = needed_kernels({OPTION: str(VERSION)})
+    except UsageError as error:
+        return Check(name=name, passed=False, found=str(error))
+    assert found is not None
+    return Check(name=name, passed=True, found=f"version {found.version}, {found.instructions}")
 
 
 def _driver() -> Check:

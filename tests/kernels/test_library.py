@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from headport.doctor import diagnose
 from headport.errors import BundleError, UsageError
 from headport.kernels import DOMAIN, OPTION, VERSION, needed_kernels
 from headport.session import Session, SessionSettings, open_session
@@ -113,7 +114,12 @@ def test_a_library_that_is_none(
     assert found is not None and found.version == VERSION and found.instructions
     with pytest.raises(BundleError, match="kernels of version 2, this headport knows 1"):
         needed_kernels({OPTION: "2"})
+    [check] = [c for c in diagnose().checks if "HEADPORT_KERNELS" in c.name]
+    assert check.passed and check.found == f"version {VERSION}, {found.instructions}"
     (tmp_path / "text").write_text("no library")
+    monkeypatch.setenv("HEADPORT_KERNELS", str(tmp_path / "text"))
+    [check] = [c for c in diagnose().checks if "HEADPORT_KERNELS" in c.name]
+    assert not check.passed and "not a library of headport's kernels" in check.found
     for wrong in (tmp_path / "text", tmp_path / "absent"):
         with pytest.raises(UsageError, match="not a library of headport's kernels"):
             needed_kernels(OPTIONS, wrong)
