@@ -62,10 +62,9 @@ struct Call {
   // Keys and values of the row's new tokens go behind its past.
   void store(std::int64_t row, std::int64_t head) const {
     const std::int64_t past = first(row);
-    if (key != past_key && past > 0) {
-      std::copy_n(past_key + cached(row, head, 0), past * size.D, key + cached(row, head, 0));
-      std::copy_n(past_value + cached(row, head, 0), past * size.D, value + cached(row, head, 0));
-    }
+    const std::int64_t begin = cached(row, head, 0);
+    if (key != past_key) std::copy_n(past_key + begin, past * size.D, key + begin);
+    if (value != past_value) std::copy_n(past_value + begin, past * size.D, value + begin);
     for (std::int64_t t = 0; t < added[row]; ++t) {
       const std::int64_t from = (row * size.tokens + t) * kv_stride + head * size.D;
       const std::int64_t to = cached(row, head, past + t);

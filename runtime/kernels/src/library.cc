@@ -14,6 +14,18 @@ namespace {
 
 constexpr std::uint32_t kOldestApi = 17;  // has KernelContext_ParallelFor
 
+// The newest API that both ONNX Runtime and this library know. Sessions may be opened by several
+// threads at once.
+bool find_api(const OrtApiBase* base) {
+  static const OrtApi* const found = [base] {
+    const OrtApi* one = nullptr;
+    for (std::uint32_t version = ORT_API_VERSION; one == nullptr && version >= kOldestApi; --version)
+      one = base->GetApi(version);
+    return api = one;
+  }();
+  return found != nullptr;
+}
+
 void add_operators(OrtSessionOptions* options) {
   static OrtCustomOpDomain* const domain = [] {
     OrtCustomOpDomain* made = nullptr;
@@ -32,9 +44,7 @@ void add_operators(OrtSessionOptions* options) {
 extern "C" HEADPORT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
                                                         const OrtApiBase* base) {
   using namespace headport::kernels;
-  for (std::uint32_t version = ORT_API_VERSION; api == nullptr && version >= kOldestApi; --version)
-    api = base->GetApi(version);
-  if (api == nullptr) return nullptr;  // nothing is registered, so its operators are refused
+  if (!find_api(base)) return nullptr;  // nothing is registered, so its operators are refused
   return guarded("headport's kernels", [&] {
     static const std::string fault = find_fault(find_kernel());
     if (!fault.empty()) throw Failure("the self-test failed: " + fault);
