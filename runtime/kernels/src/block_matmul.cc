@@ -11,7 +11,8 @@
 namespace headport::kernels {
 namespace {
 
-constexpr std::int64_t kTileBytes = 1 << 16;  // of weights: a thread's share at a time
+// Of weights, a thread's share at a time: small enough that threads end together.
+constexpr std::int64_t kTileBytes = 1 << 14;
 constexpr std::int64_t kRowsAlone = 16;       // fewer rows of x are rounded by one thread
 
 Form read_form(const OrtKernelInfo* info) {

@@ -19,7 +19,8 @@
 namespace headport::kernels {
 namespace {
 
-constexpr std::int64_t kQueries = 8;  // of one head: a thread's share at a time
+constexpr std::int64_t kQueries = 8;       // of one head: a thread's share at a time
+constexpr std::int64_t kStoredAlone = 16;  // tokens whose keys one thread stores sooner than two
 enum Input : std::size_t { kQ, kK, kV, kPastKey, kPastValue, kLengths, kNew, kCos, kSin, kInputs };
 
 struct Sizes {
@@ -177,8 +178,12 @@ struct CachedAttention {
     call.y = data_of<float>(make_output(context, 0, {size.batch, size.tokens, heads * size.D}));
     call.key = data_of<float>(make_output(context, 1, cache));
     call.value = data_of<float>(make_output(context, 2, cache));
-    in_parallel(context, size.batch * kv_heads,
-                [&](std::int64_t i) { call.store(i / kv_heads, i % kv_heads); });
+    const auto store = [&](std::int64_t i) { call.store(i / kv_heads, i % kv_heads); };
+    const bool alone = call.key == call.past_key && size.batch * size.tokens <= kStoredAlone;
+    if (alone)
+      for (std::int64_t i = 0; i < size.batch * kv_heads; ++i) store(i);
+    else
+      in_parallel(context, size.batch * kv_heads, store);
     const std::int64_t shares = (size.tokens + kQueries - 1) / kQueries;
     in_parallel(context, size.batch * heads * shares, [&](std::int64_t i) {
       thread_local std::vector<float> scratch;
