@@ -28,7 +28,7 @@ from headport.errors import UsageError
 __all__ = ["STAGES", "Recipe", "StageSpec", "read_recipe"]
 
 # What lets foreign code run is the user's decision, never that of a file he was given.
-_TRUST = ("trust_remote_code", "allow_pickle")
+_TRUST = ("trust_remote_code", "allow_pickle", "kernels")
 _FILES = ("adapter", "condition", "timing_cache")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headport import __version__
+from headport import __version__, kernels
 from headport.cache_ports import SPARE_SLOTS
 from headport.manifest import Manifest
 from headport.runtime import Generator
@@ -31,6 +31,13 @@ CHUNK = inspect.signature(Generator).parameters["prefill_chunk"].default
         ("src/generator/limits.cc", r"kMostBeams = (\d+);", str(MAX_BEAMS)),
         ("src/generator/in_place_runner.cc", r"kSpareSlots = (\d+);", str(SPARE_SLOTS)),
         ("src/generator/in_place_runner.cc", r"kChunk = (\d+);", str(CHUNK)),
+        ("src/ort/kernels.h", r"kKernelsOption = \"(\S+)\";", kernels.OPTION),
+        ("src/ort/kernels.cc", r"kVersion = (\d+);", str(kernels.VERSION)),
+        (
+            "../kernels/src/library.cc",
+            r"headport_kernels_version\(\) \{ return (\d+); \}",
+            str(kernels.VERSION),
+        ),
     ],
 )
 def test_a_number_is_the_same_on_both_sides(file: str, pattern: str, expected: str) -> None:
