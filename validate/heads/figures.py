@@ -25,6 +25,7 @@ LIMITS = {
     "fp8": 2e-1,
     "int4": 2e-1,
 }
+_OF_TOKENS = ("logits", "log_probs")  # arrays with a column per token; see `headport.head_answers`
 
 
 class HeadFigures(Record, frozen=True):
@@ -60,16 +61,23 @@ class HeadSums:
     def add(
         self, found: Mapping[str, npt.NDArray[Any]], wanted: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        """Add one text's arrays by name; one that is missing or of another shape is a full miss."""
+        """Add one text's arrays by name.
+
+        One that is missing on either side, of another shape or not finite is a full miss.
+        """
         self.texts += 1
+        if found.keys() - wanted.keys():
+            self.worst = np.inf
         for name, expected in wanted.items():
             own = found.get(name, np.zeros(0, np.float32))
             # Rows of the matrix beyond the vocabulary are no tokens; the runtime leaves them out.
-            if own.ndim == expected.ndim == 2 and own.shape[1] < expected.shape[1]:
+            of_tokens = name in _OF_TOKENS and own.ndim == expected.ndim == 2
+            if of_tokens and own.shape[1] < expected.shape[1]:
                 expected = expected[:, : own.shape[1]]  # noqa: PLW2901
             self.largest = max(self.largest, float(np.abs(expected).max(initial=0.0)))
             self.rows += len(expected)
-            if own.shape != expected.shape or not np.isfinite(own).all():
+            known = own.shape == expected.shape and np.isfinite(expected).all()
+            if not known or not np.isfinite(own).all():
                 self.worst = np.inf
                 continue
             error = np.abs(own.astype(np.float64) - expected)

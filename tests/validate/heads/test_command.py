@@ -194,6 +194,14 @@ def test_nothing_compared_is_no_pass_and_a_missing_answer_is_a_full_miss():
     assert sums.figures("a", "value", "fp32", None).verdict == "undecided"
     sums.add({}, {"values": np.ones(3, np.float32)})
     assert sums.figures("a", "value", "fp32", None).verdict == "failed"
+    for found, wanted in (
+        ({"t": np.ones((1, 2))}, {"t": np.ones((1, 3))}),  # a label less
+        ({"t": np.ones((1, 2)), "more": np.ones((1, 2))}, {"t": np.ones((1, 2))}),
+        ({"t": np.ones((1, 2))}, {"t": np.full((1, 2), np.nan)}),
+    ):
+        odd = HeadSums()
+        odd.add(found, wanted)
+        assert odd.figures("a", "tasks", "fp32", None).verdict == "failed"
     scores = HeadSums()
     wanted = np.array([[1.0, 3.0], [4.0, 2.0]], np.float32)
     scores.add({"t": wanted + np.array([[0.0, 0.0], [-3.0, 0.0]])}, {"t": wanted})
