@@ -20,6 +20,7 @@ from headport.quantize import Options as QuantizeOptions
 from headport.quantize import quantize
 from headport.runtime import Generator
 from tests.conftest import llama_config, save_model
+from tests.cpp.conftest import failed
 from tests.cpp.served import EXTRA, same
 from tests.cpp.test_heads_and_beams import cpp
 
@@ -139,6 +140,17 @@ def test_a_bundle_that_takes_none_refuses_one(
     asked = [{"prompts": PROMPTS, "options": {}, "conditions": ["formal"]}]
     refused = cpp(build, onnxruntime, tiny_lowered, asked, tmp_path)["refused"]
     assert "request error: condition: this bundle takes none; export the model with" in refused
+
+
+def test_hidden_states_of_another_size_are_refused(
+    build: Path, onnxruntime: Path, tiny_lowered: Path, tmp_path: Path
+) -> None:
+    bundle = shutil.copytree(tiny_lowered, tmp_path / "other")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["model"]["hidden_size"] -= 1
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    refused = failed(build, onnxruntime, bundle, tmp_path)
+    assert "the manifest says hidden states of 63 values, the backbone gives 64" in refused
 
 
 def test_a_condition_beyond_float16_is_refused_there(

@@ -22,6 +22,7 @@ class HeadSession final : public CandidateHead {
 
   bool gives_candidates() const { return entry_.candidates.has_value(); }
   const std::string& hidden_dtype() const { return hidden_dtype_; }
+  std::size_t hidden_size() const { return hidden_size_; }
   // Where the runner keeps hidden states, [rows, H], and how many rows there are at most. They must
   // stay until the next call.
   void use(const char* hidden, std::size_t rows);

@@ -73,10 +73,17 @@ InPlaceRunner::InPlaceRunner(std::shared_ptr<Library> library, const Bundle& bun
                      "newer one, or run `headport lower --onnxruntime-at-least 1.30`"));
   }
   head_ = std::make_unique<HeadSession>(library, bundle, head, threads);
-  if (head_->hidden_dtype() != hidden_dtype_) {
+  if (head_->hidden_dtype() != hidden_dtype_ || head_->hidden_size() != hidden_size_) {
     throw Error(HEADPORT_BUNDLE_ERROR,
                 text(bundle.path().string(), ": the head was expected to take what the backbone "
-                     "gives, ", hidden_dtype_, "; it takes ", head_->hidden_dtype()));
+                     "gives, ", hidden_size_, " of ", hidden_dtype_, "; it takes ",
+                     head_->hidden_size(), " of ", head_->hidden_dtype()));
+  }
+  if (static_cast<std::int64_t>(hidden_size_) != manifest.hidden_size) {
+    throw Error(HEADPORT_BUNDLE_ERROR,
+                text(bundle.path().string(), ": the manifest says hidden states of ",
+                     manifest.hidden_size, " values, the backbone gives ", hidden_size_,
+                     "; export the bundle again"));
   }
   backbone_ = std::make_unique<Session>(library, bundle.file(backbone.file).string(),
                                         manifest.session_options, threads);

@@ -146,19 +146,18 @@ void PlanRunner::append(std::size_t row, const std::int64_t* tokens, std::size_t
                                        {1, signed_of(length)});
   Row grown;
   grown.length = length;
-  std::map<std::string, void*> places;
+  std::map<std::string, OnDevice> places;  // with the shapes that there is room for
   for (std::size_t n = 0; n < caches_.size(); ++n) {
     const Cache& cache = caches_[n];
     feeds[cache.past] = {rows_[row].caches[n].get(), {1, cache.heads, signed_of(past), cache.width}};
     grown.caches.push_back(cache.pool->get());
-    places[cache.present] = grown.caches.back().get();
+    places[cache.present] = {grown.caches.back().get(),
+                             {1, cache.heads, signed_of(length), cache.width}};
   }
   const auto place = [&](const std::string& name, const Shape& shape) -> void* {
     const auto found = places.find(name);
     if (found == places.end()) return nullptr;
-    if (shape.size() == 4 && shape[0] == 1 && shape[2] == signed_of(length) && length <= capacity_) {
-      return found->second;
-    }
+    if (shape == found->second.shape && length <= capacity_) return found->second.address;
     throw Error(HEADPORT_LIBRARY_ERROR,
                 text(backbone_->file(), ": ", name, " was expected to hold ", length, " tokens"));
   };
