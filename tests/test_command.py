@@ -56,6 +56,12 @@ def test_every_kind_is_parsed() -> None:
     )
 
 
+def test_an_option_that_is_given_twice_keeps_what_came_first() -> None:
+    found = _parse("a", "-o", "b", "--text", "x", "y", "--text", "z")
+    assert found.text == (Path("x"), Path("y"), Path("z"))
+    assert _parse("a", "-o", "b").text == ()  # nothing is left in the default
+
+
 def test_an_option_may_be_named_by_a_word_python_keeps_for_itself() -> None:
     class Keyword(OptionRecord, frozen=True):
         runtime: Annotated[str, option("what it is for")] = msgspec.field(default="all", name="for")

@@ -85,6 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser, record: type[OptionRecord]) -
         parser.add_argument(*names, **settings)
 
 
+class _Several(argparse.Action):
+    """Values of an option that was given more than once: all of them, in order.
+
+    argparse would keep those of the last time alone, and drop the others without a word.
+    """
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, _option: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        before = () if before is self.default else before
+        setattr(namespace, self.dest, (*before, *values))
+
+
 def options_from_namespace(record: type[OptionRecord], found: argparse.Namespace) -> Any:
     """The option record of a parsed command line."""
     fields = msgspec.structs.fields(record)
@@ -154,7 +166,7 @@ def _argument_type(kind: Any) -> dict[str, Any]:
         choices = typing.get_args(kind)
         return {"choices": choices, "type": type(choices[0])}
     if origin is tuple:
-        return {"nargs": "+", "type": typing.get_args(kind)[0]}
+        return {"nargs": "+", "type": typing.get_args(kind)[0], "action": _Several}
     if kind is bool:
         return {"action": "store_true"}
     return {"type": kind}
