@@ -41,6 +41,23 @@ def _is_rows(part: object) -> TypeGuard[npt.NDArray[Any]]:
     return isinstance(part, np.ndarray) and part.dtype.kind == "f"
 
 
+_EXPECTED = (
+    "a text, a list of ids or a NumPy array of float rows [n, E] was expected; a tensor becomes "
+    "one by .numpy()"
+)
+
+
+def _is_flat(part: object) -> TypeGuard[Sequence[int]]:
+    # A list of single values, which may be ids.
+    listed = isinstance(part, Sequence) or (isinstance(part, np.ndarray) and part.ndim == 1)
+    return listed and not any(hasattr(each, "__len__") for each in part)  # type: ignore[attr-defined]
+
+
+def _named(part: Any) -> str:
+    shape = getattr(part, "shape", None)
+    return type(part).__name__ if shape is None else f"{type(part).__name__} {list(shape)}"
+
+
 def read_parts(given: Parts, tokens: Tokens, vocab_size: int, rows: GivenRows | None) -> PromptIds:
     """Ids of a prompt; those below 0 stand for its rows, for as long as the list is kept.
 
@@ -59,11 +76,12 @@ def read_parts(given: Parts, tokens: Tokens, vocab_size: int, rows: GivenRows | 
         if isinstance(part, str):
             found += _text_ids(part, tokens, first=n == 0)
         elif not _is_rows(part):
-            ids = list(part) if isinstance(part, Sequence | np.ndarray) else [part]
-            if unknown := unknown_ids(ids, vocab_size):
+            if not _is_flat(part):
+                faults.append(f"part {n} is {_named(part)}, {_EXPECTED}")
+            elif unknown := unknown_ids(part, vocab_size):
                 faults.append(f"part {n} holds {unknown}, or float rows [n, E]")
             else:
-                found += [int(i) for i in ids]
+                found += [int(i) for i in part]
         elif fault := _row_fault(part, rows):
             faults.append(f"part {n} {fault}")
         elif rows is not None and len(part):

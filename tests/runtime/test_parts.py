@@ -215,7 +215,10 @@ def test_an_int8_bundle_reads_them(portable: Bundle, model: Any, tmp_path: Path)
         ((IMAGE[0],), r"part 0 is \[64\], \[rows, 64\] was expected"),
         ((np.full((1, 64), np.nan, np.float32),), "part 0 holds values that are not finite"),
         (([3, -1],), r"part 0 holds -1, ids from 0 to 256 were expected, or float rows"),
-        ((None,), "part 0 holds None"),
+        ((None,), r"part 0 is NoneType, a text, a list of ids or a NumPy array"),
+        ((torch.from_numpy(IMAGE),), r"part 0 is Tensor \[6, 64\], .* a tensor becomes one by"),
+        ((IMAGE.tolist(),), "part 0 is list, a text"),
+        ((np.array(3),), r"part 0 is ndarray \[\], a text"),
     ],
 )
 def test_parts_that_cannot_be_read(parts, message, portable):
