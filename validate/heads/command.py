@@ -117,6 +117,7 @@ def validate_heads_with(reference: HeadsSide, options: Options) -> HeadsReport:
     facts = reference.ready().facts
     check_adapter(bundle, facts, None, MERGED_FIRST)
     _check_names(bundle, candidate, reference.ready().heads)
+    _check_given(bundle, candidate, options.head)
     check_ids(materials, candidate, reference)
     sums = _compare(materials, candidate, reference)
     figures = tuple(
@@ -187,6 +188,17 @@ def _check_names(bundle: Bundle, candidate: HeadCandidate, known: Sequence[str])
             f"{bundle.path}: head {missing[0]} is none of the reference's "
             f"({', '.join(known) or 'it has none'}); pass --head as export was given it, such as "
             f"--head {missing[0]}=FILE"
+        )
+
+
+def _check_given(bundle: Bundle, candidate: HeadCandidate, specs: Sequence[str]) -> None:
+    """Refuse heads that were named and that the bundle lacks: nothing would be said of them."""
+    names = [spec.partition("=")[0] for spec in specs]
+    lost = [name for name in names if name not in candidate.entries]
+    if lost:
+        raise UsageError(
+            f"--head {lost[0]}: {bundle.path} has no such head, it has "
+            f"{', '.join(candidate.entries)}; export it with the head, or leave the option out"
         )
 
 

@@ -136,6 +136,8 @@ def test_a_quantised_head_is_held_to_its_own_limit(reference, headed_bundle, tex
 def test_wrong_use_is_named(reference, headed_bundle, tiny_bundle, tiny_llama, texts, tmp_path):
     with pytest.raises(UsageError, match="it has no head but lm"):
         compared(reference, tiny_bundle, texts)
+    with pytest.raises(UsageError, match=r"--head lost: .* has no such head, it has later, reward"):
+        compared(reference, headed_bundle, texts, head=("lost=lost.safetensors",))
     long = tmp_path / "long.jsonl"
     long.write_text(json.dumps({"text": "word " * 400}))
     with pytest.raises(UsageError, match=r"document 0: \d+ tokens, the context holds"):
