@@ -102,6 +102,13 @@ def test_an_int8_head_keeps_its_form(int8_bundle: Path, int8_lowered: Path, tmp_
     assert names[:2] == ["input_ids", "attention_mask"] and "seqlens_k" not in names
 
 
+def test_what_merged_graphs_cannot_be_told_is_said(
+    conditioned_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["merge", str(conditioned_bundle), "-o", str(tmp_path / "m")]) == 0
+    assert "they answer as it does without one" in capsys.readouterr().out
+
+
 def test_refusals_name_the_fault(
     gemma2_bundle: Path, tiny_lowered: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

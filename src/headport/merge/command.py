@@ -13,6 +13,7 @@ import onnx_ir as ir
 from headport import __version__
 from headport.bundle import Bundle, draft_bundle
 from headport.command import OptionRecord, Outcome, option, positional
+from headport.condition import CONDITION_FILE
 from headport.errors import MergeError, OutputError, ParityError
 from headport.given_rows import refuse_embeddings
 from headport.graphs import INLINE_BYTES, load_graphs
@@ -30,6 +31,7 @@ from headport.merge.graph import join_head, mask_from_lengths, store_once, take_
 from headport.merge.parity import HEAD, MergeParity, check_merged, plan_cases
 from headport.merge.report import MergeReport, lines
 from headport.merge.runtimes import RUNTIMES, Runtime, faults
+from headport.progress import say
 
 __all__ = ["SUMMARY", "MergeReport", "Options", "merge", "run"]
 
@@ -103,6 +105,11 @@ def merge(options: Options) -> MergeReport:
             parity=parity,
         )
         draft.place()
+    if CONDITION_FILE in source.manifest.files:
+        say(
+            f"{source.path} takes conditions, which merged graphs cannot be given: they answer as "
+            "it does without one"
+        )
     return report
 
 
