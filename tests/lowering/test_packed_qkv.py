@@ -74,3 +74,10 @@ def test_same_answers(tmp_path: Path, layer: Layer) -> None:
     graph = load_graphs(Bundle.open(tmp_path / "b"))["backbone"].graph
     products = [n for n in graph if n.op_type == "MatMul"]
     assert len(products) == 2 * 2  # packed, and the output's
+
+
+def test_the_portable_function_of_that_name_stays() -> None:
+    model = _model(WHOLE)
+    node = next(n for n in model.graph if n.op_type == "GroupQueryAttention")
+    node.op_type, node.domain = "CachedAttention", "headport"
+    assert pack_qkv(model) == []

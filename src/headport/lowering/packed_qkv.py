@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from headport.kernels import ATTENTION
-from headport.lowering.emit import attribute
+from headport.kernels import ATTENTION, DOMAIN
+from headport.lowering.emit import CONTRIB, attribute
 from headport.lowering.match import Match
 
 __all__ = ["pack_qkv"]
 
-_OPERATORS = ("GroupQueryAttention", ATTENTION)
+# By domain: the portable function has the name of the own kernel.
+_OPERATORS = {(CONTRIB, "GroupQueryAttention"), (DOMAIN, ATTENTION)}
 
 
 def pack_qkv(model: ir.Model) -> list[Match]:
     """Hand every attention the whole where a Split gives it exactly q, k and v in this order."""
     matches = []
-    for node in [n for n in model.graph if n.op_type in _OPERATORS]:
+    for node in [n for n in model.graph if (n.domain, n.op_type) in _OPERATORS]:
         split = node.inputs[0].producer() if node.inputs[0] is not None else None
         if split is None or not _gives_all(split, node):
             continue
