@@ -191,7 +191,7 @@ def _check(options: Options) -> None:
 def _context(reference: Reference) -> int:
     from headport.export.description import context_length
 
-    return context_length(reference.model) or _UNSTATED_CONTEXT
+    return (context_length(reference.model) or _UNSTATED_CONTEXT) - reference.learnt_tokens
 
 
 def _head(reference: Reference) -> tuple[HeadForm, StoredHead, dict[str, Any]]:

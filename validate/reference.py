@@ -27,6 +27,7 @@ from headport.export.checkpoint import (
     load_tokenizer,
 )
 from headport.export.tuning.applied import check_adaptable, put_beside
+from headport.export.tuning.learnt import LearntTokens
 from headport.validate.answering import Writer, serve
 from headport.validate.given_source import GivenSource
 from headport.validate.head_watch import HeadWatch
@@ -100,6 +101,11 @@ class Reference:
             0 if states is None else states.shape[1],
             self.model.start_token if isinstance(self.model, SourcedModel) else None,
         )
+
+    @property
+    def learnt_tokens(self) -> int:
+        """Places of the context that an adapter's learnt tokens take before every sequence."""
+        return self._tuned.tokens if isinstance(self._tuned, LearntTokens) else 0
 
     def _probe(self) -> int:
         size = int(self.model.get_input_embeddings().weight.shape[0])

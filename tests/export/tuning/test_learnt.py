@@ -27,6 +27,7 @@ from headport.export.tuning.files import read_adapter
 from headport.export.tuning.learnt import find_learnt
 from headport.learnt_prefix import PREFIX_FILE, LearntPrefix
 from headport.runtime import Generator
+from headport.validate import recording
 from headport.validate.analysis.command import Options as AnalysisOptions
 from headport.validate.analysis.command import analyse_with
 from headport.validate.command import Options as ValidateOptions
@@ -237,6 +238,7 @@ def test_validation_lets_the_reference_begin_alike(found, tiny_gemma2, windowed,
         bisect=True,
     )
     reference = LocalReference(Reference(str(tiny_gemma2), f"--adapter={windowed}"))
+    assert recording._context(reference.inner) == bundle.manifest.model.max_context
     report = validate_with(reference, options)
     assert report.reference.sha256 == bundle.manifest.provenance.sha256
     assert report.slices[0].metrics.kl_mean.value < 1e-8
