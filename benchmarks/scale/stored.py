@@ -15,12 +15,20 @@ def weight_bytes(bundle: Path) -> int:
 
 
 def read_bytes(bundle: Path) -> int:
-    """Bytes of the tensors that a step reads whole: all but an embedding that is no head."""
+    """Bytes of the tensors that a step reads whole: all but what it looks rows up in.
+
+    That is an embedding that is no head, and the original weight of a head that gives candidates.
+    """
     manifest = Bundle.open(bundle, verify=False).manifest
     rows = (manifest.vocabulary.size, manifest.vocabulary.padded_size)
+    forms = [head.candidates for head in manifest.heads.values()]
+    originals = {form.original for form in forms if form is not None}
     return sum(
         tensor.length
         for tensor in manifest.tensors
-        if tensor.shape[0] not in rows
-        or any(not consumer.startswith("backbone:") for consumer in tensor.consumers)
+        if tensor.name not in originals
+        and (
+            tensor.shape[0] not in rows
+            or any(not consumer.startswith("backbone:") for consumer in tensor.consumers)
+        )
     )
