@@ -30,6 +30,7 @@ from headport.validate.fitness import (
     check_whole,
     knows_top_only,
     midpoint_of,
+    name_condition,
     read_condition,
 )
 from headport.validate.gates import GateRule, check_slices, read_gates
@@ -241,7 +242,7 @@ def _validate(task: _Task, reference: ReferenceSide) -> Report:
         rules_source=options.gates.name if options.gates else None,
         baseline=task.baseline,
         bounded=BOUNDED_METRICS if knows_top_only(reference) else (),
-        condition=options.condition or "",
+        condition=name_condition(options.condition, condition),
         start=None if sources is None else candidate.tokens.piece(sources.start_token),
     )
     found = Findings(materials, comparison, greedy, seconds, ready, evidence)

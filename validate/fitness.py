@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "check_whole",
     "knows_top_only",
     "midpoint_of",
+    "name_condition",
     "read_condition",
 ]
 
@@ -116,6 +118,15 @@ def read_condition(given: str | None) -> Condition | None:
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"--condition {given}: no plain array in it: {error}") from error
     return found
+
+
+def name_condition(given: str | None, condition: Condition | None) -> str:
+    """How a report names it: its name, or its file with what the values are; "" for none."""
+    if given is None:
+        return ""
+    if not isinstance(condition, np.ndarray):
+        return given
+    return f"{Path(given).name} (sha256 {sha256(condition.tobytes()).hexdigest()[:16]})"
 
 
 def check_whole(bundle: Bundle) -> None:

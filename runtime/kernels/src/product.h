@@ -3,7 +3,7 @@
 //     y[r, n] = Σ_b scale[n, b] · step[r, b] · Σ_{k in b} (w[n, k] - zero point) · q[r, k]
 //
 // The inner sum is exact; on AVX2 in eight parts, which are added up as float32. With q of 16 bits an
-// activation is off by at most max|x_b| / 65,534, which is less than what is lost by two rows of 8
+// activation is off by about max|x_b| / 65,534, which is less than what is lost by two rows of 8
 // bits, for the price of one.
 #pragma once
 
