@@ -203,6 +203,11 @@ def open_session(
         raise
     except Exception as error:  # ONNX Runtime has no common error class for load failures
         first = str(error).strip().splitlines()[0]
+        if OPTION in options and _UNREGISTERED in str(error):
+            raise UsageError(
+                "headport's kernels were loaded and registered no operators for ONNX Runtime "
+                f"{ort.__version__}; build them again with `make kernels`"
+            ) from error
         if strict and _REFUSED in str(error):
             raise UsageError(_refusal(file, options, chosen, provider)) from error
         raise BundleError(f"{file.name}: ONNX Runtime cannot load it: {first}") from error
@@ -217,6 +222,7 @@ def open_session(
     return session
 
 
+_UNREGISTERED = "is not a registered function/op"
 _REFUSED = "fallback to CPU EP has been explicitly disabled"
 
 

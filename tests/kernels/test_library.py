@@ -80,6 +80,28 @@ def test_the_librarys_own_test(tested: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_library_that_registers_nothing(tmp_path: Path, library: Path) -> None:
+    source = tmp_path / "empty.cc"
+    source.write_text(
+        'extern "C" void* RegisterCustomOps(void*, void*) { return nullptr; }\n'
+        'extern "C" int headport_kernels_version() { return 1; }\n'
+        'extern "C" const char* headport_kernels_name() { return "none"; }\n'
+    )
+    empty = tmp_path / "empty.so"
+    subprocess.run(["c++", "-shared", "-fPIC", source, "-o", empty], check=True)
+    with pytest.raises(UsageError, match="registered no operators for ONNX Runtime"):
+        _session(
+            tmp_path,
+            empty,
+            _ones(2, 2, 32),
+            np.ones((2, 2), np.float32),
+            N=2,
+            K=64,
+            bits=8,
+            block_size=32,
+        )
+
+
 def _ones(*shape: int) -> np.ndarray:
     return np.ones(shape, np.uint8)
 
