@@ -3,7 +3,8 @@
     the encoder reads    the source
     the decoder reads    start  y1 … yn-1     and is scored on  y1 … yn
 
-with y the target as its tokenizer encodes it, end-of-text token included, as in training.
+with y the target as the tokenizer encodes any text, end-of-text token included. Some models (mBART,
+NLLB) were trained on targets that their tokenizer encodes in another way; both sides read these.
 """
 
 from __future__ import annotations
