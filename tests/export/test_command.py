@@ -148,7 +148,7 @@ def test_a_failed_comparison_writes_nothing(
         return model
 
     traced = ir.load(tiny_bundle / "backbone.onnx")  # spares a trace
-    monkeypatch.setattr(command, "trace_backbone", lambda *_: traced)
+    monkeypatch.setattr(command, "trace_backbone", lambda *_, **__: traced)
     monkeypatch.setattr(command, "unused_parameters", lambda *_: ())
     monkeypatch.setattr(command, "build_head", without_a_row)
     with pytest.raises(ParityError):
