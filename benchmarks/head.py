@@ -92,9 +92,14 @@ def _table(paths: list[Path], threads: int, rounds: int) -> str:
 
 
 def _read_bytes(bundle: Bundle) -> int:
-    graph = f"{bundle.manifest.heads[_HEAD].graph}:"
-    tensors = bundle.manifest.tensors
-    return sum(t.length for t in tensors if any(c.startswith(graph) for c in t.consumers))
+    head = bundle.manifest.heads[_HEAD]
+    # Of the original weight of a head that gives candidates only some rows are read.
+    original = None if head.candidates is None else head.candidates.original
+    return sum(
+        t.length
+        for t in bundle.manifest.tensors
+        if t.name != original and any(c.startswith(f"{head.graph}:") for c in t.consumers)
+    )
 
 
 def _step(bundle: Bundle, threads: int) -> Callable[[], object]:

@@ -139,6 +139,7 @@ class Ready(_Message, frozen=True, tag="ready"):
     hidden_size: int  # of what goes into the head; 0: head not found
     start_token: int | None = None  # of the decoder; None: the model reads no source
     heads: tuple[str, ...] = ()  # that `AskHeads` asks
+    labels: dict[str, dict[str, tuple[str, ...]]] = {}  # head → task → names of its scores
 
 
 class Encoded(_Message, frozen=True, tag="encoded"):

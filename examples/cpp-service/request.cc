@@ -119,6 +119,12 @@ void take_conditions(headport::Options& options, const json& value) {
   options.set_conditions(std::move(found));
 }
 
+// A list of one is for one prompt, as in Python; the library would take it for all.
+void check_conditions(const json& value, std::size_t prompts) {
+  if (value.is_array() && !are_numbers(value) && value.size() == 1 && prompts > 1)
+    refuse("condition", "one for all prompts, or a list with one for each", value);
+}
+
 void take_most(headport::Options& options, const json& value) {
   options.max_new_tokens = whole("max_tokens", value);
   if (options.max_new_tokens < 1) refuse("max_tokens", "a whole number from 1 up", value);
@@ -329,6 +335,7 @@ Asked read_completion(const std::string& body, headport::Options options, const 
   }
   const json* prompt = given("prompt");
   asked.prompts = prompts_of(prompt != nullptr ? *prompt : json(), texts);
+  if (const json* value = given("condition")) check_conditions(*value, asked.prompts.size());
   asked.options.texts = texts.known() ? 1 : 0;
   check_texts(asked, texts);
   check_limits(asked.prompts.size(), asked.options, limits);

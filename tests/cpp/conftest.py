@@ -22,6 +22,7 @@ import pytest
 
 from headport.runtime import Generator
 from tests.cpp.served import MODEL, Served
+from tests.kernels import conftest as kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "runtime" / "cpp"
@@ -50,16 +51,9 @@ SANITIZER_OPTIONS = {
 
 def missing() -> str | None:
     """Why the library cannot be built here."""
-    for tool in ("cmake", "c++"):
-        if shutil.which(tool) is None:
-            return f"{tool} is not installed"
-    headers = ROOT / "build" / "ort-headers" / "onnxruntime_c_api.h"
-    places = (headers, Path("/usr/include/onnxruntime/onnxruntime_c_api.h"))
-    if not any(place.is_file() for place in places):
-        return "ONNX Runtime's C headers are not there; `sh runtime/cpp/fetch_headers.sh` gets them"
     if not Path("/usr/include/nlohmann/json.hpp").is_file():
         return "nlohmann-json3-dev is not installed"
-    return None
+    return kernels.missing()
 
 
 def run(*command: str | Path) -> None:

@@ -34,6 +34,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": -1}, "seed: a whole number from 0"),
     "condition": ({"extra_body": EXTRA | {"condition": 3}}, "condition: the name of a stored"),
     "no condition": ({"extra_body": EXTRA | {"condition": []}}, "was expected, [] was given"),
+    "one of a list for two": (
+        {"prompt": [[5, 9], [7]], "extra_body": EXTRA | {"condition": ["a"]}},
+        "a list with one for each",
+    ),
     "none is taken": ({"extra_body": EXTRA | {"condition": "formal"}}, "this bundle takes none"),
     "conditions": (
         {"extra_body": EXTRA | {"condition": ["a", None]}},

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
-from headport.errors import UsageError
+from headport.errors import ParityError, UsageError
 from headport.head_parts import parts_of
 from headport.manifest import AdaptiveHead, Head, TaskHead, TasksHead, TreeHead, ValueHead
 from headport.progress import track
@@ -118,6 +118,7 @@ def validate_heads_with(reference: HeadsSide, options: Options) -> HeadsReport:
     check_adapter(bundle, facts, None, MERGED_FIRST)
     _check_names(bundle, candidate, reference.ready().heads)
     _check_given(bundle, candidate, options.head)
+    _check_labels(bundle, candidate, reference.ready().labels)
     check_ids(materials, candidate, reference)
     sums = _compare(materials, candidate, reference)
     figures = tuple(
@@ -200,6 +201,22 @@ def _check_given(bundle: Bundle, candidate: HeadCandidate, specs: Sequence[str])
             f"--head {lost[0]}: {bundle.path} has no such head, it has "
             f"{', '.join(candidate.entries)}; export it with the head, or leave the option out"
         )
+
+
+def _check_labels(
+    bundle: Bundle, candidate: HeadCandidate, known: Mapping[str, Mapping[str, Sequence[str]]]
+) -> None:
+    """Scores that agree under exchanged names would answer otherwise."""
+    for name, entry in candidate.entries.items():
+        if not isinstance(entry, TasksHead):
+            continue
+        found = {task: list(each.labels) for task, each in entry.tasks.items()}
+        expected = {task: list(names) for task, names in known.get(name, {}).items()}
+        if found != expected:
+            raise ParityError(
+                f"{bundle.path}: head {name} names its scores {found}, the reference {expected}; "
+                "export the bundle again from this checkpoint and head"
+            )
 
 
 def _notes(bundle: Bundle, facts: ReferenceFacts) -> tuple[str, ...]:

@@ -83,7 +83,9 @@ class HeadsReference:
         names = (*self._own, *self._modules)
         rows = int(self.model.get_input_embeddings().weight.shape[0])
         facts = reference_facts(checkpoint, self.model, self.tokenizer, rows)
-        self.ready = Ready(facts, None, "", 0, None, names)
+        labels = {name: _own_labels(self.model, kind) for name in self._own}
+        labels |= {name: _labels(module) for name, module in self._modules.items()}
+        self.ready = Ready(facts, None, "", 0, None, names, labels)
 
     @torch.no_grad()
     def ask(self, request: AskHeads) -> tuple[Answered, tuple[Float32, ...]]:
@@ -116,6 +118,20 @@ def _own_answers(model: Any, kind: str, auto: str | None) -> dict[str, _Own]:
     if model.config.num_labels == 1:
         return {auto or _VALUE: lambda _, found: {"values": found.reshape(-1)}}
     return {auto or _LABELS: lambda _, found: {_LABELS: found.reshape(-1, found.shape[-1])}}
+
+
+def _own_labels(model: Any, kind: str) -> dict[str, tuple[str, ...]]:
+    """Task → names of its scores, in order, of the model's own head; empty of one without any."""
+    config = model.config
+    if kind == "masked" or config.num_labels == 1:
+        return {}
+    return {_LABELS: tuple(str(config.id2label.get(n, n)) for n in range(config.num_labels))}
+
+
+def _labels(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    if not isinstance(module, MultiTaskHead):
+        return {}
+    return {task: tuple(map(str, names)) for task, names in module.config["tasks"].items()}
 
 
 def _modules(

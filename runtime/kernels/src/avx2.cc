@@ -46,7 +46,7 @@ void round_block(const float* x, const Form& form, std::int16_t* q, float* step,
   const bool finite = sum_of(poison) == 0.0F;
   const float inverse = kLargest / most;
   *step = finite ? most / kLargest : std::numeric_limits<float>::quiet_NaN();
-  *offset = 0;
+  std::fill_n(offset, kParts, 0);
   if (!finite || !std::isfinite(inverse)) {
     std::fill_n(q, form.block, std::int16_t{0});
     return;
@@ -55,18 +55,16 @@ void round_block(const float* x, const Form& form, std::int16_t* q, float* step,
   __m256i sum = _mm256_setzero_si256();
   for (std::int64_t k = 0; k < form.block; k += kGroup) {
     __m256i whole[4];
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i)
       whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + k + 8 * i), factor));
-      sum = _mm256_add_epi32(sum, whole[i]);
+    for (const __m256i part : {sixteen<0x88>(whole), sixteen<0xDD>(whole)}) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), part);
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(part, _mm256_set1_epi16(1)));
+      q += kGroup / 2;
     }
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + k), sixteen<0x88>(whole));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + k + 16), sixteen<0xDD>(whole));
   }
-  alignas(32) std::int32_t parts[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(parts), sum);
-  std::int32_t total = 0;
-  for (const std::int32_t part : parts) total += part;
-  *offset = -form.zero_point() * total;
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(offset),
+                      _mm256_mullo_epi32(sum, _mm256_set1_epi32(-form.zero_point())));
 }
 
 void round(const Operands& o, std::int64_t from, std::int64_t to) {
@@ -82,7 +80,7 @@ void round(const Operands& o, std::int64_t from, std::int64_t to) {
         x = last;
       }
       round_block(x, form, o.rounded.q + row * form.padded() + first,
-                  o.rounded.step + row * blocks + b, o.rounded.offset + row * blocks + b);
+                  o.rounded.step + row * blocks + b, o.rounded.offset + (row * blocks + b) * kParts);
     }
 }
 
@@ -116,14 +114,14 @@ inline void tile(const Operands& o, std::int64_t n, std::int64_t row) {
   const float* scale = o.scale + n * blocks;
   const std::int16_t* q = o.rounded.q + row * padded;
   const float* step = o.rounded.step + row * blocks;
-  const std::int32_t* offset = o.rounded.offset + row * blocks;
+  const std::int32_t* offset = o.rounded.offset + row * blocks * kParts;
   __m256 total[W][X];
   for (auto& of_row : total)
     for (auto& one : of_row) one = _mm256_setzero_ps();
   for (std::int64_t b = 0; b < blocks; ++b) {
     __m256i sum[W][X];
     for (int x = 0; x < X; ++x) {
-      const __m256i start = _mm256_zextsi128_si256(_mm_cvtsi32_si128(offset[x * blocks + b]));
+      const __m256i start = load(offset + (x * blocks + b) * kParts);
       for (int w = 0; w < W; ++w) sum[w][x] = start;
     }
     for (std::int64_t k = 0; k < form.block; k += kGroup) {

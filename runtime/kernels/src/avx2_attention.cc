@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kLanes = 8;
 constexpr int kKeys = 4;   // at once
-constexpr int kParts = 8;  // registers of an output at once
+constexpr int kRegisters = 8;  // registers of an output at once
 
 __m256 dot_parts(const float* query, const float* key, std::int64_t D) {
   __m256 sum = _mm256_setzero_ps();
@@ -95,7 +95,7 @@ void attend_avx2(const Attended& a) {
   score(a);
   const float factor = 1.0F / weigh(a);
   std::int64_t from = 0;
-  for (; from + kParts * kLanes <= a.D; from += kParts * kLanes) gather<kParts>(a, from, factor);
+  for (; from + kRegisters * kLanes <= a.D; from += kRegisters * kLanes) gather<kRegisters>(a, from, factor);
   for (; from < a.D; from += kLanes) gather<1>(a, from, factor);
 }
 

@@ -39,7 +39,7 @@ struct Scratch {
     const auto values = static_cast<std::size_t>(rows * form.padded());
     const auto blocks = static_cast<std::size_t>(rows * form.blocks());
     if (q.size() < values) q.resize(values);
-    if (step.size() < blocks) step.resize(blocks), offset.resize(blocks);
+    if (step.size() < blocks) step.resize(blocks), offset.resize(blocks * kParts);
     return {q.data(), step.data(), offset.data()};
   }
 };

@@ -3,6 +3,7 @@
 
 #include <onnxruntime_c_api.h>
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <stdexcept>
@@ -62,14 +63,24 @@ const T* read_input(const OrtKernelContext* context, std::size_t index, std::int
   return data_of<T>(const_cast<OrtValue*>(value));
 }
 
-// work(i) for every i below `total`, by the session's threads.
+// work(i) for every i below `total`, by the session's threads. What it throws, which is want of
+// memory, may not cross their C code and is thrown again here.
 template <typename Work>
 void in_parallel(const OrtKernelContext* context, std::int64_t total, const Work& work) {
+  struct Job {
+    const Work& work;
+    std::atomic<bool> failed{false};
+  } job{work};
   const auto call = [](void* given, std::size_t index) {
-    (*static_cast<const Work*>(given))(static_cast<std::int64_t>(index));
+    Job& mine = *static_cast<Job*>(given);
+    try {
+      mine.work(static_cast<std::int64_t>(index));
+    } catch (...) {
+      mine.failed = true;
+    }
   };
-  check(api->KernelContext_ParallelFor(context, call, static_cast<std::size_t>(total), 0,
-                                       const_cast<Work*>(&work)));
+  check(api->KernelContext_ParallelFor(context, call, static_cast<std::size_t>(total), 0, &job));
+  if (job.failed) throw Failure("a thread ran out of memory");
 }
 
 // What all operators of this library have in common.

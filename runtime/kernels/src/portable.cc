@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "product.h"
 
@@ -26,15 +27,13 @@ void round_block(const float* x, std::int64_t count, const Form& form, std::int1
   const float inverse = kLargest / largest;  // infinite where all is (nearly) zero
   std::fill_n(q, form.block, std::int16_t{0});
   *step = finite ? largest / kLargest : std::numeric_limits<float>::quiet_NaN();
-  *offset = 0;
+  std::fill_n(offset, kParts, 0);
   if (!finite || !std::isfinite(inverse)) return;
-  std::int32_t sum = 0;
   for (std::int64_t k = 0; k < count; ++k) {
     const auto whole = static_cast<std::int16_t>(std::lrintf(x[k] * inverse));
     q[place(k)] = whole;
-    sum += whole;
+    offset[place(k) % (2 * kParts) / 2] -= form.zero_point() * whole;
   }
-  *offset = -form.zero_point() * sum;
 }
 
 void round(const Operands& o, std::int64_t from, std::int64_t to) {
@@ -45,7 +44,7 @@ void round(const Operands& o, std::int64_t from, std::int64_t to) {
       const std::int64_t first = b * form.block;
       round_block(o.x + row * form.K + first, std::min(form.block, form.K - first), form,
                   o.rounded.q + row * form.padded() + first, o.rounded.step + row * blocks + b,
-                  o.rounded.offset + row * blocks + b);
+                  o.rounded.offset + (row * blocks + b) * kParts);
     }
 }
 
@@ -67,7 +66,8 @@ void multiply(const Operands& o, std::int64_t from, std::int64_t to) {
       const std::int16_t* q = o.rounded.q + row * form.padded();
       float total = 0.0F;
       for (std::int64_t b = 0; b < blocks; ++b) {
-        std::int32_t sum = o.rounded.offset[row * blocks + b];
+        const std::int32_t* offset = o.rounded.offset + (row * blocks + b) * kParts;
+        std::int32_t sum = std::accumulate(offset, offset + kParts, 0);
         for (std::int64_t g = 0; g < form.block; g += kGroup) {
           std::int32_t weights[kGroup];
           unpack(bytes, form.bits, weights);

@@ -2,7 +2,7 @@
 //
 //     y[r, n] = Σ_b scale[n, b] · step[r, b] · Σ_{k in b} (w[n, k] - zero point) · q[r, k]
 //
-// The inner sum is exact; on AVX2 in eight parts, which are added up as float32. With q of 16 bits an
+// The inner sum is exact, on AVX2 in eight parts, which are added up as float32. With q of 16 bits an
 // activation is off by about max|x_b| / 65,534, which is less than what is lost by two rows of 8
 // bits, for the price of one.
 #pragma once
@@ -28,11 +28,15 @@ struct Form {
 // that order: [e0 … e15, o0 … o15] for each group.
 constexpr std::int64_t kGroup = 32;
 
+// A block's sum is kept in eight parts: activation i of a group goes to part i % 16 / 2. Each has the
+// zero point taken off it, so that what is rounded to float32 is a part of the sum that is wanted.
+constexpr std::int64_t kParts = 8;
+
 // Rows of x as whole numbers: x[k] is about q[k] · step of its block.
 struct Rounded {
   std::int16_t* q = nullptr;       // [rows, padded]
   float* step = nullptr;           // [rows, blocks]; NaN where x is not finite
-  std::int32_t* offset = nullptr;  // [rows, blocks]: - zero point · Σ q
+  std::int32_t* offset = nullptr;  // [rows, blocks, kParts]: - zero point · Σ q of the part
 };
 
 struct Operands {

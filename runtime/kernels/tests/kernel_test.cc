@@ -37,7 +37,7 @@ struct Case {
     scale.resize(sized(form.N * form.blocks()));
     y.resize(sized(rows * form.N));
     step.resize(sized(rows * form.blocks()));
-    offset.resize(step.size());
+    offset.resize(step.size() * kParts);
     q.resize(sized(rows * form.padded()));
     weight.resize(sized(form.N * form.row_bytes()));
     for (float& value : x) value = real();
@@ -92,6 +92,12 @@ void check_values() {
           Case each({27, K, block, bits}, rows);
           expect(each.share_of_bound(kPortable) < 1, "plain form against float64");
           expect(each.share_of_bound(find_kernel()) < 1, "fast form against float64");
+          // All of one sign, weights near the zero point: large sums that nearly cancel.
+          for (float& value : each.x) value = 0.5F + std::fabs(value) / 2;
+          for (std::uint8_t& byte : each.weight)
+            byte = bits == 8 ? static_cast<std::uint8_t>(127 + byte % 3) : (byte % 2 ? 0x89 : 0x78);
+          expect(each.share_of_bound(kPortable) < 1, "plain form, one sign");
+          expect(each.share_of_bound(find_kernel()) < 1, "fast form, one sign");
         }
 }
 
@@ -168,7 +174,7 @@ void check_attention() {
 // Faults that a kernel could have, each found by the self-test.
 void without_offset(const Operands& o, std::int64_t from, std::int64_t to) {
   kPortable.round(o, from, to);
-  for (std::int64_t i = from * o.form.blocks(); i < to * o.form.blocks(); ++i)
+  for (std::int64_t i = from * o.form.blocks() * kParts; i < to * o.form.blocks() * kParts; ++i)
     o.rounded.offset[i] = 0;
 }
 void swapped(const Operands& o, std::int64_t from, std::int64_t to) {

@@ -13,6 +13,7 @@ import pytest
 from headport.bundle import Bundle
 from headport.cli import main
 from headport.errors import CheckpointError, ParityError, UsageError
+from headport.manifest import encode_manifest
 from headport.validate.heads.command import (
     HeadsReport,
     Options,
@@ -183,6 +184,23 @@ def test_a_merged_adapter_is_no_bundle_of_the_model_without_it(
     tuned = sabotage(headed_bundle, tmp_path / "tuned", fault)
     with pytest.raises(UsageError, match=r"with the adapter tuned, .* merge_and_unload"):
         compared(reference, tuned, texts)
+
+
+def test_exchanged_names_of_scores_end_the_run(reference, headed_bundle, texts, tmp_path):
+    def fault(folder: Path) -> None:
+        manifest = read_manifest(folder)
+        judge = manifest.task_heads["judge"]
+        topic = msgspec.structs.replace(
+            judge.tasks["topic"], labels=judge.tasks["topic"].labels[::-1]
+        )
+        judge = msgspec.structs.replace(judge, tasks={**judge.tasks, "topic": topic})
+        heads = {**manifest.task_heads, "judge": judge}
+        changed = msgspec.structs.replace(manifest, task_heads=heads)
+        (folder / "manifest.json").write_bytes(encode_manifest(changed))
+
+    broken = sabotage(headed_bundle, tmp_path / "broken", fault)
+    with pytest.raises(ParityError, match="head judge names its scores"):
+        compared(reference, broken, texts)
 
 
 def test_another_tokenizer_ends_the_run(reference, headed_bundle, texts, monkeypatch):

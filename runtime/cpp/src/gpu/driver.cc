@@ -63,15 +63,19 @@ Gpu find_gpu(const DriverApi& driver) {
   }
   int count = 0, device = 0, major = 0, minor = 0;
   char name[256] = {};
-  driver.device_count(&count);
-  if (count < 1) {
+  if (driver.device_count(&count) != 0 || count < 1) {
     throw Error(HEADPORT_NO_GPU, text("TensorRT plans run on a GPU, and the NVIDIA driver knows none; "
                                       "CUDA_VISIBLE_DEVICES may hide it", kInstead));
   }
-  driver.device_get(&device, 0);
-  driver.device_name(name, sizeof name - 1, device);
-  driver.device_attribute(&major, kCapabilityMajor, device);
-  driver.device_attribute(&minor, kCapabilityMinor, device);
+  const bool known = driver.device_get(&device, 0) == 0 &&
+                     driver.device_name(name, sizeof name - 1, device) == 0 &&
+                     driver.device_attribute(&major, kCapabilityMajor, device) == 0 &&
+                     driver.device_attribute(&minor, kCapabilityMinor, device) == 0;
+  if (!known) {
+    throw Error(HEADPORT_NO_GPU,
+                text("TensorRT plans run on a GPU, and the NVIDIA driver does not say what the first "
+                     "one is; `nvidia-smi` says why", kInstead));
+  }
   return {name, text("SM", major, minor)};
 }
 
