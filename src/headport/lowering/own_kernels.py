@@ -133,8 +133,8 @@ def _fault(node: ir.Node) -> str:
         return f"blocks of {block}, the kernel knows {', '.join(map(str, _BLOCKS))}"
     if any(value is not None for value in node.inputs[3:]):
         return "zero points of its own, which the kernel does not read"
-    if ir.DataType.FLOAT not in (x.dtype, scale.dtype):
-        return f"activations of type {scale.dtype}, the kernel takes float32"
+    if scale.dtype != ir.DataType.FLOAT or x.dtype not in (None, ir.DataType.FLOAT):
+        return f"activations of type {x.dtype or scale.dtype}, the kernel takes float32"
     return ""
 
 
