@@ -10,8 +10,8 @@ addresses is kept equal:
 - a thread of ours, because the C library gives it a heap of its own: Python's is full of holes that
   depend on whether a module had to be compiled first.
 
-Heads and small decoders then give the same plan each time; of SmolLM2's backbone a few numbers
-still differ.
+Heads then give the same plan each time and small decoders nearly always; of SmolLM2's backbone a
+few numbers still differ.
 """
 
 from __future__ import annotations
