@@ -23,14 +23,14 @@ from headport.manifest import BackboneQuantization, Head, Manifest, StoredMatrix
 from headport.progress import track
 from headport.quantize.backbone_check import check_backbone, check_lookups
 from headport.quantize.backbone_pass import store_matrix
-from headport.quantize.backbone_plan import BackboneRequest, plan_matrices
+from headport.quantize.backbone_plan import BackboneRequest, plan_matrices, stored_text
 from headport.quantize.backbone_report import Stored, backbone_report
 from headport.quantize.embedding_pass import store_table
 from headport.quantize.formats import FORMATS
 from headport.quantize.spool import Spool
 from headport.selftest import write_selftest
 
-__all__ = ["described_head", "quantize_backbone"]
+__all__ = ["checked_weight", "described_head", "quantizable_backbone", "quantize_backbone"]
 
 _LARGEST_HALF = 65504.0  # of float16
 _SHOWN = 8  # rows named in a message
@@ -57,7 +57,7 @@ def quantize_backbone(
     source.require_decoder_only(
         "quantising its backbone or embedding", "quantise its head with --head alone"
     )
-    graph = _quantizable_backbone(source)
+    graph = quantizable_backbone(source)
     with draft_bundle(output, force=force) as draft:
         models = load_graphs(source)
         model = models[graph]
@@ -105,7 +105,12 @@ def _left(
     return {name: reason for name, reason in reasons.items() if name not in done}
 
 
-def _quantizable_backbone(bundle: Bundle) -> str:
+def quantizable_backbone(bundle: Bundle) -> str:
+    """Name of the graph whose matrices can be stored in fewer bits.
+
+    Raises:
+        QuantizeError: If the bundle is lowered, or its backbone is quantised already.
+    """
     manifest = bundle.manifest
     if manifest.target != "portable":
         raise QuantizeError(
@@ -139,7 +144,7 @@ def _store_matrices(
     chosen = [matrix for matrix in matrices if matrix.name in plan]
     for matrix in track(chosen, "rounding the backbone", unit="matrix"):
         how = plan[matrix.name]
-        weight = _weight(matrix.value, matrix.name, how, rows_first=matrix.rows_first)
+        weight = checked_weight(matrix.value, matrix.name, how, rows_first=matrix.rows_first)
         stored = FORMATS[how.format].store(weight, how.block or 0, None)
         done[matrix.name] = Stored(how, matrix.value.const_value.nbytes, stored)  # type: ignore
         store_matrix(model, matrix, spool.keep(stored), FORMATS[how.format], how.block or 0)
@@ -152,14 +157,16 @@ def _store_tables(
     done = {}
     for table in tables:
         assert how is not None
-        weight = _weight(table.value, table.name, how, rows_first=True)
+        weight = checked_weight(table.value, table.name, how, rows_first=True)
         stored = FORMATS[how.format].store(weight, how.block or 0, None)
         done[table.name] = Stored(how, table.value.const_value.nbytes, stored)  # type: ignore
         store_table(model, table, spool.keep(stored), how)
     return done
 
 
-def _weight(value: ir.Value, name: str, how: StoredMatrix, *, rows_first: bool) -> npt.NDArray[Any]:
+def checked_weight(
+    value: ir.Value, name: str, how: StoredMatrix, *, rows_first: bool
+) -> npt.NDArray[Any]:
     """A weight, outputs first.
 
     Raises:
@@ -214,13 +221,9 @@ def _reads(graph: str, tensor: Tensor) -> bool:
 
 
 def _chosen(request: BackboneRequest) -> dict[str, Any]:
-    def shown(how: StoredMatrix | None) -> str:
-        parts = (how.format, how.block, how.activations) if how else ("none",)
-        return ":".join(str(part) for part in parts if part)
-
-    chosen: dict[str, Any] = {"backbone": shown(request.matrices)}
+    chosen: dict[str, Any] = {"backbone": stored_text(request.matrices)}
     if request.overrides:
-        chosen["override"] = [f"{o.pattern}={shown(o.stored)}" for o in request.overrides]
+        chosen["override"] = [f"{o.pattern}={stored_text(o.stored)}" for o in request.overrides]
     if request.embedding:
-        chosen["embedding"] = shown(request.embedding)
+        chosen["embedding"] = stored_text(request.embedding)
     return chosen | {"backbone_activations": request.activations}

@@ -20,9 +20,12 @@ __all__ = [
     "BackboneRequest",
     "Override",
     "backbone_request",
+    "module_path",
     "parse_override",
+    "parse_stored",
     "plan_matrices",
     "refuse_head_options",
+    "stored_text",
 ]
 
 ACTIVATIONS = ("residual", "rounded", "exact")
@@ -32,6 +35,10 @@ _DEFAULT_BLOCK = {"int8": 64, "int4": 32}
 _EMBEDDING_FORMATS = ("none", "fp16", "int8")
 BACKBONE_FORMATS = ("none", *_HAS_BLOCKS)
 _WEIGHT = ".weight"
+_OVERRIDE_FORM = (
+    "PATTERN=FORMAT[:BLOCK][:ACTIVATIONS], such as 'model.layers.0.*=none', "
+    "'*.down_proj=int8:32' or '*.v_proj=int8:residual',"
+)
 _HEAD_OPTIONS = (
     *("name", "block", "asymmetric", "calibration", "calibration_tokens"),
     *("activations", "rescore", "certify", "bound"),
@@ -133,21 +140,41 @@ def parse_override(text: str, block: int | None) -> Override:
         UsageError: If it has another form, or the format or block does not exist.
     """
     pattern, equals, stored = text.rpartition("=")
-    format_name, *more = stored.split(":")
-    activations = more.pop() if more and more[-1] in ACTIVATIONS else None
-    if not (equals and pattern) or len(more) > 1 or not all(part.isdecimal() for part in more):
-        raise UsageError(
-            f"--override {text}: PATTERN=FORMAT[:BLOCK][:ACTIVATIONS] expected, such as "
-            "'model.layers.0.*=none', '*.down_proj=int8:32' or '*.v_proj=int8:residual'"
-        )
     option = f"--override {text}"
+    if not (equals and pattern):
+        raise UsageError(f"{option}: {_OVERRIDE_FORM} expected")
+    return Override(pattern, parse_stored(stored, block, option, _OVERRIDE_FORM))
+
+
+def parse_stored(text: str, block: int | None, option: str, form: str) -> StoredMatrix | None:
+    """Read `FORMAT[:BLOCK][:ACTIVATIONS]`; None for `none`.
+
+    Args:
+        text: As given.
+        block: Block where the text names none; None for the format's own.
+        option: Begins messages.
+        form: How the option is written, for the message that says so.
+
+    Raises:
+        UsageError: If it is written otherwise, or the format or block does not exist.
+    """
+    format_name, *more = text.split(":")
+    activations = more.pop() if more and more[-1] in ACTIVATIONS else None
+    if len(more) > 1 or not all(part.isdecimal() for part in more):
+        raise UsageError(f"{option}: {form} expected")
     if (more or activations) and not _HAS_BLOCKS.get(format_name, format_name != "none"):
         what = "blocks" if more else "activations of its own"
         raise UsageError(f"{option}: {format_name} has no {what}")
     how = stored_matrix(format_name, int(more[0]) if more else block, option)
     if how is not None and activations is not None:
         how = msgspec.structs.replace(how, activations=activations)
-    return Override(pattern, how)
+    return how
+
+
+def stored_text(how: StoredMatrix | None) -> str:
+    """`FORMAT[:BLOCK][:ACTIVATIONS]`, as `parse_stored` reads it."""
+    parts = (how.format, how.block, how.activations) if how else ("none",)
+    return ":".join(str(part) for part in parts if part)
 
 
 def plan_matrices(
@@ -172,7 +199,7 @@ def plan_matrices(
             faults.append(override.pattern + (" (no product reads it)" if kept else ""))
         plan |= dict.fromkeys(fitting, override.stored)
     if faults:
-        known = ", ".join(_module(name) for name in names[:8]) or "none"
+        known = ", ".join(module_path(name) for name in names[:8]) or "none"
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise QuantizeError(
             f"--override: no matrix of the backbone fits {', '.join(map(repr, faults))}; "
@@ -181,9 +208,10 @@ def plan_matrices(
     return {name: stored for name, stored in plan.items() if stored is not None}
 
 
-def _module(name: str) -> str:
+def module_path(name: str) -> str:
+    """A weight's name as patterns are held against it first: without `.weight`."""
     return name.removesuffix(_WEIGHT)
 
 
 def _fits(name: str, pattern: str) -> bool:
-    return fnmatchcase(_module(name), pattern) or fnmatchcase(name, pattern)
+    return fnmatchcase(module_path(name), pattern) or fnmatchcase(name, pattern)

@@ -16,7 +16,7 @@ from headport.runner import open_runner
 from headport.runtime.text import Tokens
 from headport.session import SessionSettings
 
-__all__ = ["States", "collect_states"]
+__all__ = ["States", "collect_states", "read_ids", "text_windows"]
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -73,7 +73,7 @@ def collect_states(
     """
     tokens = Tokens(bundle)
     runner = open_runner(bundle, settings, heads=())
-    windows = _windows(tokens, files, limit)
+    windows = [w for ids in _read_ids(tokens, files, limit) for w in text_windows(ids)]
     count = sum(len(window) - 1 for window in windows)
     H = bundle.manifest.model.hidden_size
     states = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float32, (count, H))
@@ -93,19 +93,36 @@ def collect_states(
     return States(states, targets, ids, starts, tokens)
 
 
-def _windows(tokens: Tokens, files: Sequence[Path], limit: int | None) -> list[Int64]:
+def read_ids(bundle: Bundle, files: Sequence[Path], limit: int | None = None) -> list[Int64]:
+    """Token ids of each text, one more than positions are wanted of it.
+
+    Args:
+        bundle: Whose tokenizer is used.
+        files: As for `collect_states`.
+        limit: As for `collect_states`.
+
+    Raises:
+        UsageError: If a file cannot be read or gives fewer than two tokens.
+    """
+    return _read_ids(Tokens(bundle), files, limit)
+
+
+def text_windows(ids: Int64) -> list[Int64]:
+    """The ids [N + 1] of a text in parts of `WINDOW` positions and the token that follows them."""
+    return [ids[start : start + WINDOW + 1] for start in range(0, len(ids) - 1, WINDOW)]
+
+
+def _read_ids(tokens: Tokens, files: Sequence[Path], limit: int | None) -> list[Int64]:
     if limit is not None and limit < len(files):
         raise UsageError(f"{limit} tokens of {len(files)} texts: at least one of each was expected")
     share = None if limit is None else -(-limit // len(files))
-    windows = []
+    found = []
     for file in files:
         ids = np.array(_leading_ids(tokens, file, share), np.int64)
         if len(ids) < 2:
             raise UsageError(f"{file}: text of two tokens or more was expected, {len(ids)} found")
-        ids = ids[: None if share is None else share + 1]
-        starts = range(0, len(ids) - 1, WINDOW)
-        windows += [ids[start : start + WINDOW + 1] for start in starts]
-    return windows
+        found.append(ids[: None if share is None else share + 1])
+    return found
 
 
 def _leading_ids(tokens: Tokens, file: Path, share: int | None) -> list[int]:
