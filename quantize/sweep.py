@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from headport.bundle import Bundle, write_text
+from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
-from headport.errors import OutputError, QuantizeError, UsageError
+from headport.errors import QuantizeError, UsageError
 from headport.progress import track
 from headport.quantize.calibration import Calibration, calibrate, calibration_record
 from headport.quantize.chosen_heads import chosen_heads
 from headport.quantize.head import HEAD
 from headport.quantize.recipes import DEFAULT_RECIPES, Recipe, parse_recipe
+from headport.quantize.report_files import check_report_files, write_reports
+from headport.quantize.shared_texts import refuse_shared_texts
 from headport.quantize.states import collect_states
 from headport.quantize.sweep_report import pareto, render_markdown, render_webpage, terminal_lines
 from headport.quantize.trial import Ground, Trial, try_recipe
@@ -92,7 +92,12 @@ def sweep(options: Options) -> SweepReport:
             be stored as a recipe asks.
     """
     recipes = _recipes(options)
-    _refuse_same_text(options)
+    refuse_shared_texts(
+        options.text,
+        options.calibration,
+        ("--text", "--calibration"),
+        "figures on the text that errors were compensated on flatter, give others",
+    )
     source = Bundle.open(options.bundle)
     source.require_decoder_only(
         "a sweep of recipes", "quantise its head with `headport quantize --head`"
@@ -125,23 +130,6 @@ def sweep(options: Options) -> SweepReport:
         pareto=pareto(trials),
         worst=worst,
     )
-
-
-def _refuse_same_text(options: Options) -> None:
-    seen = {_content(file): file for file in options.calibration}
-    for file in options.text:
-        if (same := seen.get(_content(file))) is not None:
-            raise UsageError(
-                f"{file} is both --text and --calibration ({same}); figures on the text that "
-                "errors were compensated on flatter, give others"
-            )
-
-
-def _content(file: Path) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes().strip()).hexdigest()
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _try_all(recipes: list[Recipe], ground: Ground) -> tuple[tuple[Trial, ...], dict[str, str]]:
@@ -184,25 +172,8 @@ def _calibration(
 
 def run(options: Options) -> Outcome:
     """Sweep, write the reports, and print the table."""
-    for file in options.report:
-        if file.suffix not in (".json", *_RENDERERS):
-            raise UsageError(
-                f"--report {file}: a name that ends in .json, .md or .html was expected"
-            )
-        if file.is_file() and not options.force:
-            raise OutputError(f"{file} exists; choose another output or pass --force")
+    check_report_files(options.report, _RENDERERS, force=options.force)
     report = sweep(options)
-    document: dict[str, Any] = msgspec.to_builtins(report)
-    texts = {}
-    for file in options.report:
-        if file.suffix == ".json":
-            texts[file] = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
-        else:
-            texts[file] = _RENDERERS[file.suffix](document)
-    document["trials"] = [asdict(trial) for trial in report.trials]
-    table = "\n".join(terminal_lines(document))
-    try:
-        write_text(texts, force=options.force)
-    except OutputError as error:  # the figures took long: they are not lost
-        raise OutputError(f"{error}\n\n{table}") from error
+    table = "\n".join(terminal_lines(msgspec.to_builtins(report)))
+    document = write_reports(options.report, report, _RENDERERS, table, force=options.force)
     return Outcome(table, document)

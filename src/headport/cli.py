@@ -28,11 +28,13 @@ __all__ = ["main"]
 COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("headport.export.command", "Export a checkpoint to a portable bundle."),
     "quantize": ("headport.quantize.command", "Quantise the head of a portable bundle."),
+    "mix": ("headport.quantize.mix.command", "Choose by measurement which matrices may be INT4."),
     "sweep": ("headport.quantize.sweep", "Try recipes for a head; show what each costs and loses."),
     "count": ("headport.quantize.count.command", "Count how often a corpus uses each token."),
     "prune": ("headport.quantize.prune.command", "Keep the tokens that a domain uses."),
     "domain": ("headport.quantize.domain", "Save a domain's tokens in a bundle, by name."),
     "lower": ("headport.lowering.command", "Lower a portable bundle to one target."),
+    "tune": ("headport.runtime.tuning.command", "Choose threads by measuring; record them."),
     "lint": ("headport.lint.command", "Say what a target refuses, widens or ignores in a bundle."),
     "engine": ("headport.runtime.engine.command", "Build TensorRT plans of a bundle's graphs."),
     "merge": ("headport.merge.command", "Merge a bundle into one model.onnx for other runtimes."),
