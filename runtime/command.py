@@ -17,6 +17,7 @@ from headport.runtime.inputs import Input
 from headport.runtime.parameters import Options as Request
 from headport.runtime.results import Generation
 from headport.runtime.scheduling.capacity import MOST_SLOTS
+from headport.tuned import THREADS_HELP
 
 __all__ = ["SUMMARY", "Options", "generate", "run"]
 
@@ -86,7 +87,7 @@ class Options(OptionRecord, frozen=True):
             "or refuse others, or leave unproved tokens as they are"
         ),
     ] = "auto"
-    threads: Annotated[int, option("ONNX Runtime threads, 0 = all available cores")] = 0
+    threads: Annotated[int, option(THREADS_HELP)] = 0
     provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
     cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
     ignore: Annotated[

@@ -13,6 +13,7 @@ from headport.bundle import Bundle
 from headport.certificate_check import require_certificate
 from headport.condition import open_conditions
 from headport.errors import BundleError, RequestError
+from headport.machine import usable_cpus
 from headport.providers import AUTO, find_provider
 from headport.runner import Runner, open_runner
 from headport.runtime.conditions import Condition, ConditionedChooser, read_vectors
@@ -41,6 +42,7 @@ from headport.runtime.text import Tokens
 from headport.runtime.vocabulary import IdMap
 from headport.session import SessionSettings
 from headport.slots import open_slots
+from headport.tuned import settings_of
 
 __all__ = ["Generator"]
 
@@ -53,7 +55,8 @@ class Generator(GivenTokens):
 
     Args:
         bundle: The bundle's folder, or an opened bundle.
-        threads: ONNX Runtime's threads; 0 = one per available core.
+        threads: ONNX Runtime's threads; 0 = as the bundle records for this kind of machine
+            (`headport tune`), else one per available core.
         provider: Where it runs: `cpu`, `cuda`, or `auto`, what the bundle was lowered for.
         cpu_fallback: Operators that the provider lacks run on the CPU, named on the terminal; else
             the bundle is refused.
@@ -135,7 +138,7 @@ class Generator(GivenTokens):
             self._defaults.sampling, self._defaults.eos_token_ids, self._ids.size, BundleError
         )
         self._tokens = Tokens(opened)
-        settings = SessionSettings(threads, provider, cpu_fallback).for_target(manifest.target)
+        settings = settings_of(manifest, SessionSettings(threads, provider, cpu_fallback))
         each = slot_bytes(opened, self.max_context)
         self._device = find_provider(settings.provider).device
         available = available_bytes(self._device)
@@ -147,6 +150,10 @@ class Generator(GivenTokens):
         if self.exact:
             require_certificate(opened, self._runner, head, given=runner is not None)
         self._stats = Stats(slots=count, context=self.max_context, prefill_chunk=prefill_chunk)
+        if runner is None:
+            self._stats.threads = settings.threads or usable_cpus()
+            self._stats.spinning = settings.spinning and self._stats.threads > 1
+            self._stats.tuned = threads == 0 and settings.threads > 0
         self._inputs = open_inputs(opened, self._runner, self._tokens, self._stats, ignore)
         self._conditions = open_conditions(opened)
         chooser = make_chooser(

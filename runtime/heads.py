@@ -24,6 +24,7 @@ from headport.runtime.states import Positions, States, last_tokens, pick
 from headport.runtime.text import Tokens
 from headport.runtime.vocabulary import IdMap
 from headport.session import SessionSettings
+from headport.tuned import settings_of
 
 __all__ = ["HeadStats", "Heads", "TaskScores"]
 
@@ -71,7 +72,8 @@ class Heads:
 
     Args:
         bundle: The folder, or an opened bundle; of a decoder or of an encoder.
-        threads: ONNX Runtime threads; 0 = all available cores.
+        threads: ONNX Runtime threads; 0 = as the bundle records for this kind of machine, else
+            all available cores.
         provider: Key or name of `headport.providers`; auto = what the target is for.
         cpu_fallback: Let operators that the provider lacks run on the CPU.
         verify: Check every file's sha256 before opening.
@@ -96,7 +98,7 @@ class Heads:
             raise BundleError(
                 f"{opened.path}: its model reads a source beside its texts; use Generator"
             )
-        settings = SessionSettings(threads, provider, cpu_fallback).for_target(manifest.target)
+        settings = settings_of(manifest, SessionSettings(threads, provider, cpu_fallback))
         self.bundle = opened
         self._ids = IdMap.from_bundle(opened)
         self._tokens = Tokens(opened)

@@ -11,6 +11,7 @@ from headport.manifest import TasksHead, ValueHead
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.runtime.heads import Heads
 from headport.runtime.states import Positions, States
+from headport.tuned import THREADS_HELP
 
 __all__ = ["SUMMARY", "Options", "ask", "run"]
 
@@ -29,7 +30,7 @@ class Options(OptionRecord, frozen=True):
     top: Annotated[
         int, option("most likely tokens shown, at the last token or the masked ones")
     ] = 5
-    threads: Annotated[int, option("ONNX Runtime threads, 0 = all available cores")] = 0
+    threads: Annotated[int, option(THREADS_HELP)] = 0
     provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
     cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
 

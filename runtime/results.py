@@ -75,6 +75,9 @@ class Stats:
     context: int = 0  # tokens that a slot holds
     cache_bytes: int = 0  # of all slots; 0 before the first request
     prefill_chunk: int = 0  # prompt tokens per backbone run
+    threads: int = 0  # of ONNX Runtime; 0 where a runner was given
+    spinning: bool = False  # they wait for the next operator by spinning
+    tuned: bool = False  # both as the bundle records for this kind of machine
     requests: int = 0  # calls of generate and stream that passed their checks
     prefill_runs: int = 0  # backbone runs over prompts, one per chunk
     steps: int = 0  # backbone runs after that, one per step for all rows

@@ -22,6 +22,8 @@ def test_stages_run_in_the_order_of_the_table_not_of_the_file(tmp_path: Path) ->
     text = "[lower]\ntarget = 'ort-cpu'\n[quantize]\nhead = 'int8'\n"
     names = [stage.name for stage in read_recipe(_recipe(tmp_path, text)).stages]
     assert names == ["export", "quantize", "lower"]
+    tuned = read_recipe(_recipe(tmp_path, "[tune]\nthreads = [1, 2]\n" + text)).stages
+    assert [stage.name for stage in tuned] == [*names, "tune"]
 
 
 @pytest.mark.parametrize("name", ["int8.toml", "fp32.toml"])
@@ -39,6 +41,9 @@ def test_the_recipes_we_ship_are_valid(name: str) -> None:
         ("[quantize]\nhead = 'int9'", r"\[quantize\].*int9"),
         ("[quantize]\nhead = 'int8'\nblock = '64'", r"\[quantize\].*block"),
         ("[lower]\ntarget = 'gpu'", r"\[lower\].*gpu"),
+        ("[tune]", r"\[tune\]: .*ort-cpu; a section \[lower\]"),
+        ("[lower]\ntarget = 'tensorrt'\n[tune]", r"\[tune\]: .*ort-cpu"),
+        ("[lower]\ntarget = 'ort-cpu'\n[tune]\nrounds = 0", "rounds: at least 1 expected, 0 given"),
         ("[export]\noutput = 'x'", "output belongs on the command line"),
         ("[export]\nmodel = 'x'", "model belongs on the command line"),
         ("[export]\ntrust_remote_code = true", "trust_remote_code belongs on the command line"),

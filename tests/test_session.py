@@ -14,7 +14,7 @@ from headport import session
 from headport.errors import BundleError, UsageError
 from headport.gpu_probe import GpuProbe
 from headport.providers import PROVIDERS
-from headport.session import Session, SessionSettings, open_session, usable_cpus
+from headport.session import Session, SessionSettings, open_session
 
 
 def _session(folder: Path, text: str, settings: SessionSettings | None = None) -> Session:
@@ -114,24 +114,6 @@ def test_a_provider_that_is_not_there_is_refused(tmp_path: Path) -> None:
         _session(tmp_path, ADD, settings)
     with pytest.raises(UsageError, match=r"CUDAExecutionProvider (is not in this|needs a GPU)"):
         _session(tmp_path, ADD, SessionSettings(provider="cuda"))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("max 100000\n", None), ("200000 100000\n", 2), ("150000 100000\n", 2), ("", None)],
-)
-def test_quota_of_a_control_group(tmp_path: Path, text: str, expected: int | None) -> None:
-    (tmp_path / "cpu.max").write_text(text)
-    assert session._cpu_quota(tmp_path / "cpu.max") == expected
-    assert session._cpu_quota(tmp_path / "missing") is None
-
-
-def test_threads_follow_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpu.max").write_text("50000 100000")
-    monkeypatch.setattr(session, "_CGROUP_QUOTA", tmp_path / "cpu.max")
-    assert usable_cpus() == 1
-    monkeypatch.setattr(session, "_CGROUP_QUOTA", tmp_path / "none")
-    assert usable_cpus() >= 1
 
 
 def test_device_arrays_are_read_and_written_in_place(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
 import numpy as np
 
 from headport.bundle import MANIFEST, Bundle, file_entry
+from headport.machine import cpu_model, usable_cpus
 from headport.manifest import Head
-from headport.session import library_version, usable_cpus
+from headport.session import library_version
 from headport.validate.candidate import Candidate
 from headport.validate.gates import recipe_name
 from headport.validate.report import CandidateFacts, MachineFacts
@@ -56,20 +56,11 @@ def machine_facts() -> MachineFacts:
     """This machine."""
     return MachineFacts(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        cpu=_cpu_model(Path("/proc/cpuinfo")),
+        cpu=cpu_model() or platform.processor() or "not known",
         cpus=usable_cpus(),
         memory_bytes=_memory_bytes(),
         python=platform.python_version(),
     )
-
-
-def _cpu_model(file: Path) -> str:
-    if file.is_file():
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or "not known"
 
 
 def _memory_bytes() -> int | None:

@@ -21,6 +21,7 @@ from headport.runtime.generator import Generator
 from headport.runtime.results import Stats
 from headport.runtime.serve.limits import ServiceLimits
 from headport.runtime.serve.prompts import check_prompts
+from headport.tuned import THREADS_HELP
 
 __all__ = ["SUMMARY", "Options", "run", "serve"]
 
@@ -49,7 +50,7 @@ class Options(OptionRecord, frozen=True):
     timeout: Annotated[float, option("seconds for one request, waiting included")] = 300.0
     grace: Annotated[float, option("seconds that running requests have once it is to stop")] = 30.0
     prefill_chunk: Annotated[int, option("prompt tokens run before others get their turn")] = 64
-    threads: Annotated[int, option("ONNX Runtime threads, 0 = all available cores")] = 0
+    threads: Annotated[int, option(THREADS_HELP)] = 0
     provider: Annotated[ProviderChoice, option(PROVIDER_HELP)] = "auto"
     cpu_fallback: Annotated[bool, option(FALLBACK_HELP)] = False
     exact: Annotated[

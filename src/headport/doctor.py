@@ -17,8 +17,9 @@ from headport.command import OptionRecord, Outcome
 from headport.errors import UsageError
 from headport.gpu_probe import probe_gpu
 from headport.kernels import OPTION, VARIABLE, VERSION, needed_kernels
+from headport.machine import cpu_features, cpu_model, physical_cores, usable_cpus
 from headport.providers import PROVIDERS
-from headport.session import available_providers, missing_libraries, usable_cpus
+from headport.session import available_providers, missing_libraries
 
 __all__ = ["SUMMARY", "Check", "Diagnosis", "Options", "diagnose", "run"]
 
@@ -29,8 +30,6 @@ _PACKAGES = (
     *("onnx", "onnx-ir", "onnxscript", "tensorrt", "tensorrt-rtx-cu12"),
 )
 _BUILDS = ("onnxruntime", "onnxruntime-gpu")  # of one package folder
-# What decides which INT8 kernel runs, and so both speed and rounding.
-_CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 
 
 class Options(OptionRecord, frozen=True):
@@ -52,7 +51,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     headport: str
     python: str
     machine: str
-    cpus: int
+    cpu: str  # its model, as `headport tune` records it
+    cpus: int  # that this process may use
+    physical_cores: int  # behind them
     cpu_features: tuple[str, ...]
     packages: dict[str, str | None]  # None: not installed
     providers: tuple[str, ...]  # what the build knows, not what works
@@ -67,7 +68,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         absent = ", ".join(name for name, version in self.packages.items() if version is None)
         lines = [
             f"headport {self.headport}, Python {self.python}, {self.machine}",
-            f"{self.cpus} CPUs; {', '.join(self.cpu_features) or 'no known vector features'}",
+            f"{self.cpus} CPUs of {self.physical_cores} cores, {self.cpu or 'of no known model'}; "
+            f"{', '.join(self.cpu_features) or 'no known vector features'}",
             f"installed: {installed}",
             f"absent: {absent or 'none'}",
             f"providers of this ONNX Runtime build: {', '.join(self.providers) or 'none'}",
@@ -101,8 +103,10 @@ def diagnose() -> Diagnosis:
         headport=__version__,
         python=platform.python_version(),
         machine=f"{platform.system()} {platform.machine()}",
+        cpu=cpu_model(),
         cpus=usable_cpus(),
-        cpu_features=_cpu_features(),
+        physical_cores=physical_cores(),
+        cpu_features=cpu_features(),
         packages=packages,
         providers=providers,
         checks=tuple(checks),
@@ -191,14 +195,6 @@ def _export_packages(packages: dict[str, Any]) -> Check:
         found=found,
         advice="pip install 'headport[export]'",
     )
-
-
-def _cpu_features() -> tuple[str, ...]:
-    file = Path("/proc/cpuinfo")
-    if sys.platform != "linux" or not file.is_file():
-        return ()
-    words = set(file.read_text(encoding="utf-8", errors="replace").split())
-    return tuple(name for name in _CPU_FEATURES if name in words)
 
 
 def run(options: Options) -> Outcome:  # noqa: ARG001 - a verb's signature

@@ -13,6 +13,7 @@ from headport.errors import BundleError, PromptError
 from headport.heads import HeadMethods, HeadSessions
 from headport.manifest import Manifest
 from headport.session import SessionSettings, open_session
+from headport.tuned import settings_of
 
 __all__ = ["EncoderRunner", "is_encoder"]
 
@@ -54,7 +55,7 @@ class EncoderRunner(HeadMethods):
                 f"{bundle.path}: the bundle of an encoder was expected, its graphs are "
                 f"{', '.join(manifest.graphs)}"
             )
-        resolved = (settings or SessionSettings()).for_target(manifest.target)
+        resolved = settings_of(manifest, settings)
         graph = next(g for g in manifest.graphs.values() if g.role == "encoder")
         self.runs = 0
         self._max_tokens = manifest.model.max_context

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from headport import __version__
 from headport.bundle import Bundle, carried_files, copy_files
 from headport.errors import BundleError
-from headport.manifest import Graph, Manifest, Port, Stage, Tensor
-from headport.session import library_version
+from headport.manifest import Graph, Manifest, Port, Tensor
+from headport.stages import with_stage
 
 __all__ = [
     "INLINE_BYTES",
@@ -267,17 +264,7 @@ def add_stage(
     manifest: Manifest, name: str, options: dict[str, Any], report: dict[str, Any]
 ) -> Manifest:
     """The manifest with one more stage in its provenance: what was asked for and measured."""
-    versions = {
-        "headport": __version__,
-        "python": platform.python_version(),
-        "numpy": version("numpy"),
-        "onnx-ir": version("onnx-ir"),
-        "onnxruntime": library_version(),
-    }
-    stage = Stage(stage=name, options=options, versions=versions, report=report)
-    stages = (*manifest.provenance.stages, stage)
-    provenance = msgspec.structs.replace(manifest.provenance, stages=stages)
-    return msgspec.structs.replace(manifest, provenance=provenance)
+    return with_stage(manifest, name, options, report, packages=("onnx-ir",))
 
 
 def graph_entry(model: ir.Model, file: str, role: str) -> Graph:

@@ -35,12 +35,14 @@ from headport.manifest import (
     Provenance,
     Source,
     TaskHead,
+    Tuning,
     Vocabulary,
 )
 from headport.memory import MemoryUse, measure_memory
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.selftest import SelftestResult, run_selftest
 from headport.session import SessionSettings
+from headport.tuned import applies_here, threads_text
 
 __all__ = ["SUMMARY", "Description", "Options", "describe", "inspect", "run"]
 
@@ -68,6 +70,22 @@ class ConditionFacts(msgspec.Struct, frozen=True):
     names: tuple[str, ...]  # of those that are stored
 
 
+class TunedFacts(msgspec.Struct, frozen=True):
+    """One record of `headport tune`."""
+
+    record: Tuning
+    here: bool  # this machine is of the kind that it was measured on
+
+    def text(self) -> str:
+        """As one line."""
+        record = self.record
+        return (
+            f"{threads_text(record.threads, record.spinning)}, measured with ONNX Runtime "
+            f"{record.onnxruntime} on {record.cpus} CPUs of {record.cpu}, "
+            f"{'as they are here' if self.here else 'which are not those of this machine'}"
+        )
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """What `inspect` reports."""
 
@@ -91,6 +109,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     source: Source | None = None  # of an encoder-decoder model
     conditions: ConditionFacts | None = None  # that hidden states may be told
     prefix: Prefix | None = None  # what every sequence begins with
+    tuned: tuple[TunedFacts, ...] = ()
     embedding_size: int | None = None  # numbers of a row of embeddings that prompts may hold
     engines: tuple[EngineRecord, ...] = ()
     engine_faults: dict[str, tuple[str, ...]] = {}  # plan → why it is not this bundle's
@@ -130,6 +149,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             *(("stage", _stage(stage)) for stage in self.provenance.stages),
             *(("engine", line) for line in self._engine_lines()),
             *(("session", f"{key} = {value}") for key, value in self.session_options.items()),
+            *(("threads", each.text()) for each in self.tuned),
             ("checksums", self.checksums),
             *(("unlisted", f"{name} (not part of the bundle)") for name in self.unlisted_files),
         ]
@@ -290,6 +310,7 @@ def describe(bundle: Bundle, selftest: SelftestResult | None = None) -> Descript
         source=manifest.source,
         conditions=_conditions(bundle),
         prefix=manifest.prefix,
+        tuned=tuple(TunedFacts(each, applies_here(each)) for each in manifest.tuned),
         embedding_size=embedding_size(manifest),
         engines=engines,
         engine_faults={e.plan: tuple(f) for e in engines if (f := strangers(bundle, e))},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from headport.errors import BundleError
 
 __all__ = [
+    "MOST_CPUS",
     "SCHEMA_VERSION",
     "AdaptiveHead",
     "BackboneQuantization",
@@ -32,6 +33,7 @@ __all__ = [
     "TasksHead",
     "Tensor",
     "TreeHead",
+    "Tuning",
     "ValueHead",
     "Vocabulary",
     "decode_manifest",
@@ -266,6 +268,32 @@ class Prefix(_Strict, frozen=True):
     tokens: int  # P
 
 
+MOST_CPUS = 1024  # that a record may name
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_CPUS)]
+
+
+class Tuning(_Strict, frozen=True):
+    """With how many threads a bundle answers fastest on one kind of machine, as measured there.
+
+    Raises:
+        ValueError: If that is more threads than CPUs.
+    """
+
+    cpu: Annotated[str, msgspec.Meta(min_length=1)]  # `headport.machine.cpu_model`
+    cpus: _Count  # that the process could use
+    instructions: tuple[str, ...]  # of the CPU, that decide which kernels ran
+    onnxruntime: str  # its version
+    threads: _Count
+    spinning: bool  # as `headport.session.SessionSettings`
+
+    def __post_init__(self) -> None:
+        if self.threads > self.cpus:
+            raise ValueError(
+                f"at most as many threads as CPUs were expected, {self.threads} threads on "
+                f"{self.cpus} CPUs were found"
+            )
+
+
 class SelftestTolerance(_Strict, frozen=True, omit_defaults=True):
     """Largest |Δ| the self-test accepts: absolute, in logits and in hidden-state units."""
 
@@ -301,6 +329,7 @@ class Manifest(_Strict, frozen=True, omit_defaults=True):
     task_heads: dict[str, TaskHead] = {}  # heads that give something else than logits of tokens
     source: Source | None = None  # of an encoder-decoder model
     prefix: Prefix | None = None  # of a model tuned by one
+    tuned: tuple[Tuning, ...] = ()  # one per kind of machine
 
     @property
     def positions(self) -> int:

@@ -96,6 +96,7 @@ def _measure_bundle(folder: Path, threads: int) -> MemoryUse:
     from headport.session import SessionSettings, library_version
     from headport.session_runner import read_examples
     from headport.source_encoder import example_sources
+    from headport.tuned import settings_of
 
     library_version()  # loads ONNX Runtime itself
     bundle = Bundle.open(folder, verify=False)
@@ -103,7 +104,7 @@ def _measure_bundle(folder: Path, threads: int) -> MemoryUse:
     start, private = _resident()
     runner = open_runner(bundle, settings, heads=())
     after_backbone, _ = _resident()
-    heads = HeadSessions(bundle, settings.for_target(bundle.manifest.target), None)
+    heads = HeadSessions(bundle, settings_of(bundle.manifest, settings), None)
     loaded, _ = _resident()
     cache = runner.new_cache(1, 4)
     examples = example_sources(bundle.manifest, np.random.default_rng(0))

@@ -29,6 +29,7 @@ __all__ = ["STAGES", "Recipe", "StageSpec", "read_recipe"]
 
 # What lets foreign code run is the user's decision, never that of a file he was given.
 _TRUST = ("trust_remote_code", "allow_pickle", "kernels")
+_TUNED = "ort-cpu"  # the target whose bundles are tuned
 _FILES = ("adapter", "condition", "timing_cache")
 
 
@@ -78,6 +79,7 @@ STAGES = (
     StageSpec("prune", "headport.quantize.prune.command", "prune", "bundle"),
     StageSpec("quantize", "headport.quantize.command", "quantize", "bundle"),
     StageSpec("lower", "headport.lowering.command", "lower", "bundle"),
+    StageSpec("tune", "headport.runtime.tuning.command", "tune", "bundle"),
     StageSpec("engine", "headport.runtime.engine.command", "engine", "bundle"),
 )
 
@@ -116,6 +118,11 @@ def read_recipe(file: Path) -> Recipe:
     loose = sorted(name for name, keys in found.items() if not isinstance(keys, dict))
     if loose:
         raise UsageError(f"{file}: {', '.join(loose)} must be a section, as in [{loose[0]}]")
+    if "tune" in found and found.get("lower", {}).get("target") != _TUNED:
+        raise UsageError(
+            f"{file}, [tune]: it measures bundles lowered to {_TUNED}; a section [lower] with "
+            f'target = "{_TUNED}" was expected'
+        )
     recipe = Recipe(str(file), {"export": {}} | found)
     for stage in recipe.stages:
         placeholder = "" if stage.source == "model" else Path()

@@ -26,6 +26,7 @@ from headport.providers import PROVIDERS, find_provider
 from headport.session import Binding, SessionSettings
 from headport.session_runner import Cache, Runner, SessionRunner, check_step
 from headport.source_encoder import Feeds, RowSources
+from headport.tuned import settings_of
 
 __all__ = [
     "Cache",
@@ -53,7 +54,7 @@ def open_runner(
     target = bundle.manifest.target
     if target not in _RUNNERS:
         raise BundleError(f"{bundle.path}: no runner for target {target!r}")
-    resolved = (settings or SessionSettings()).for_target(target)
+    resolved = settings_of(bundle.manifest, settings)
     provider = find_provider(resolved.provider)
     if provider.key not in _PROVIDERS.get(target, tuple(PROVIDERS)):
         raise UsageError(

@@ -6,7 +6,6 @@ options, so they come from the manifest and nothing is left to a library's defau
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from headport.errors import BundleError, HeadportError, UsageError
 from headport.freed_memory import keep_freed_memory
 from headport.gpu_probe import absent_libraries, load_library, needed_libraries, probe_gpu
 from headport.kernels import OPTION, needed_kernels
+from headport.machine import usable_cpus
 from headport.progress import say
 from headport.providers import AUTO, PROVIDERS, Provider, find_provider, provider_of_target
 
@@ -50,11 +50,14 @@ class SessionSettings:
         UsageError: If `threads` is out of range.
     """
 
-    threads: int = 0  # intra-op threads; 0 = as many as this process may use CPUs
+    # Intra-op threads; 0 = as many as this process may use CPUs, or as a bundle records that was
+    # measured on such a machine: see `headport.tuned`.
+    threads: int = 0
     provider: str = AUTO  # a key or a name of `headport.providers`; auto = what the target is for
     cpu_fallback: bool = False  # what the provider cannot do runs on the CPU; else it is refused
     capture: bool = False  # record a decode step once as a CUDA graph and replay it
     kernels: Path | None = None  # headport's own, for bundles that need them; or $HEADPORT_KERNELS
+    spinning: bool = True  # threads wait for the next operator by spinning, briefly, not asleep
 
     def __post_init__(self) -> None:
         if not 0 <= self.threads <= _MOST_THREADS:  # ONNX Runtime would start as many
@@ -173,7 +176,10 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 # Runtime's default spins longer, also through the gaps between runs, where backbone and head, which
 # have threads of their own, take the cores from each other and from other processes: on two busy
 # cores a token took four times as long.
-_SPINNING = {"session.intra_op.spin_duration_us": "100"}
+_SPINNING = {
+    True: {"session.intra_op.spin_duration_us": "100"},
+    False: {"session.intra_op.allow_spinning": "0"},
+}
 
 
 def open_session(
@@ -239,7 +245,7 @@ def _open(
     session_options.intra_op_num_threads = chosen.threads or usable_cpus()
     session_options.inter_op_num_threads = 1
     session_options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    entries = {**_SPINNING, **options}
+    entries = {**_SPINNING[chosen.spinning], **options}
     provider_options = dict(provider.options)
     if provider.library is not None:
         entries["session.record_ep_graph_assignment_info"] = "1"
@@ -322,28 +328,3 @@ def missing_libraries(provider: Provider) -> dict[str, str]:
 def _library_folder() -> Path | None:
     spec = find_spec("onnxruntime")
     return Path(spec.origin).parent / "capi" if spec and spec.origin else None
-
-
-def usable_cpus() -> int:
-    """CPUs this process may use.
-
-    Containers often allow fewer than the machine has, by affinity or by a quota of the control
-    group; spinning threads beyond them hurt.
-    """
-    if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
-    return max(1, min(allowed, _cpu_quota(_CGROUP_QUOTA) or allowed))
-
-
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-
-
-def _cpu_quota(file: Path) -> int | None:
-    # "200000 100000": microseconds of CPU time in each period of microseconds; "max" is no quota.
-    try:
-        quota, period = file.read_text(encoding="ascii").split()
-        return -(-int(quota) // int(period))
-    except (OSError, ValueError):
-        return None

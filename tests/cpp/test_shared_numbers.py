@@ -10,7 +10,7 @@ import pytest
 
 from headport import __version__, kernels
 from headport.cache_ports import SPARE_SLOTS
-from headport.manifest import Manifest
+from headport.manifest import MOST_CPUS, Manifest, Tuning
 from headport.runtime import Generator
 from headport.runtime.limits import MAX_BEAMS, MAX_LOGPROBS, MAX_REPLIES
 from headport.runtime.prompts import DEFAULT_NEW_TOKENS
@@ -24,6 +24,7 @@ CHUNK = inspect.signature(Generator).parameters["prefill_chunk"].default
     ("file", "pattern", "expected"),
     [
         ("CMakeLists.txt", r"project\(headport VERSION (\S+)", __version__),
+        ("src/bundle/manifest.cc", r"kMostCpus = (\d+);", str(MOST_CPUS)),
         ("src/opened.cc", r"kMostRows = (\d+);", str(MOST_SLOTS)),
         ("src/generator/generator.cc", r"kNewTokens = (\d+);", str(DEFAULT_NEW_TOKENS)),
         ("src/generator/limits.cc", r"kMostLogprobs = (\d+);", str(MAX_LOGPROBS)),
@@ -48,3 +49,5 @@ def test_every_field_of_a_manifest_is_known_to_both() -> None:
     table = (CPP / "src/bundle/schema.cc").read_text(encoding="utf-8")
     known = re.findall(r'\{"(\w+)", Kind::', table.partition("const Record kManifest")[2])
     assert sorted(known) == sorted(Manifest.__struct_fields__)
+    record = table.partition("const Record kTuning")[2].partition("const Record")[0]
+    assert re.findall(r'\{"(\w+)", Kind::', record) == list(Tuning.__struct_fields__)

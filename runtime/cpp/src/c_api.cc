@@ -113,7 +113,10 @@ headport_status headport_get_info(const headport_generator* generator, headport_
                               generator->exact ? 1 : 0,
                               generator->condition_size,
                               generator->condition_names.data(),
-                              generator->condition_names.size()};
+                              generator->condition_names.size(),
+                              generator->threads.count,
+                              generator->threads.spinning ? 1 : 0,
+                              generator->tuned};
     hi::hand_out(found, info, struct_size, "info");
   });
 }

@@ -10,6 +10,7 @@
 #include "error.h"
 #include "generator/certificate_check.h"
 #include "generator/in_place_runner.h"
+#include "generator/tuned_threads.h"
 #include "tensorrt/open.h"
 
 namespace headport::internal {
@@ -64,7 +65,10 @@ std::unique_ptr<Runner> open_runner(const Bundle& bundle, const std::string& hea
     max_context = std::min(max_context, runner->max_context());
     return runner;
   }
-  auto runner = std::make_unique<InPlaceRunner>(found.library, bundle, head, settings.threads);
+  const TunedThreads chosen = tuned_threads(bundle.manifest(), settings.threads);
+  found.threads = chosen.threads;
+  found.tuned = chosen.tuned;
+  auto runner = std::make_unique<InPlaceRunner>(found.library, bundle, head, chosen.threads);
   if (found.exact) require_certificate(bundle, head, runner->head());
   return runner;
 }

@@ -11,6 +11,7 @@
 #include "generator/options.h"
 #include "headport/headport.h"
 #include "ort/library.h"
+#include "ort/threads.h"
 #include "text/texts.h"
 
 struct headport_generator {
@@ -21,6 +22,8 @@ struct headport_generator {
   std::unique_ptr<headport::internal::Generator> generator;
   std::string architecture;
   bool exact = false;
+  headport::internal::Threads threads{0, false};  // of ONNX Runtime; none where plans run
+  headport_tuned tuned = HEADPORT_NOT_TUNED;
   std::vector<std::string> heads;
   std::vector<const char*> head_names;
   std::int64_t condition_size = 0;  // values of a condition; 0: the bundle takes none

@@ -15,6 +15,7 @@
 #include "check.h"
 #include "error.h"
 #include "generator/defaults.h"
+#include "ort/cpus.h"
 
 namespace headport::internal {
 namespace {
@@ -98,6 +99,18 @@ void check_id_map() {
   refused("at least one id expected", {});
 }
 
+// The same texts as in tests/test_machine.py.
+void check_cpu_model() {
+  const std::string first =
+      "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2\n";
+  CHECK(cpu_model_of(first) == "AMD EPYC (cpu family 25, model 1)");
+  CHECK(cpu_model_of(first + "\nmodel name\t: other\n") == "AMD EPYC (cpu family 25, model 1)");
+  CHECK(cpu_model_of("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n") ==
+        "CPU implementer 0x41, CPU part 0xd40");
+  CHECK(cpu_model_of("model name\t: ARMv7 Processor\n") == "ARMv7 Processor");
+  CHECK(cpu_model_of("processor\t: 0\n").empty() && cpu_model_of("").empty());
+}
+
 json tiny_manifest() {
   return json::parse(R"({
     "schema_version": 1,
@@ -156,6 +169,30 @@ void check_bundle() {
   changed = tiny_manifest();
   changed["surprise"] = 1;
   refused("unknown field", changed, "surprise");
+  const json tuning = {{"cpu", "C"}, {"cpus", 4}, {"instructions", json::array({"avx2"})},
+                       {"onnxruntime", "1.32.0"}, {"threads", 2}, {"spinning", false}};
+  changed = tiny_manifest();
+  changed["tuned"] = json::array({tuning});
+  folder.write("manifest.json", changed.dump());
+  const std::vector<Tuning> tuned = Bundle::open(folder.path().string(), true).manifest().tuned;
+  CHECK(tuned.size() == 1 && tuned[0].cpu == "C" && tuned[0].cpus == 4 && tuned[0].threads == 2 &&
+        !tuned[0].spinning);
+  const auto wrong = [&](const char* field, const json& value, const char* word) {
+    changed["tuned"][0] = tuning;
+    changed["tuned"][0][field] = value;
+    refused(field, changed, word);
+  };
+  wrong("threads", -1, "'C', -1 threads and 4 CPUs were found");
+  wrong("threads", 0, "0 threads");
+  wrong("threads", 5, "5 threads");
+  wrong("cpus", 2000, "2000 CPUs");
+  wrong("cpu", "", "''");
+  wrong("threads", "2", "$.tuned[0].threads: a whole number was expected, string");
+  wrong("threads", 2.5, "a whole number was expected, number");
+  wrong("spinning", 1, "true or false was expected");
+  wrong("surprise", 1, "surprise");
+  changed["tuned"] = tuning;
+  refused("one record", changed, "$.tuned: a list was expected, object");
   for (const char* field : {"prefix", "source"}) {
     changed = tiny_manifest();
     changed[field] = {{"tokens", 4}};
@@ -271,6 +308,7 @@ int main() {
   check_sha256();
   check_npy();
   check_id_map();
+  check_cpu_model();
   check_bundle();
   check_bundle_without_threads();
   check_defaults();

@@ -106,7 +106,8 @@ json stats_of(const headport::Generator& generator) {
 int run(const char* bundle, const char* requests, const char* replies, const char* rows) {
   headport_settings settings = headport::default_settings();
   if (rows != nullptr) settings.max_rows = std::atoll(rows);
-  settings.threads = 1;
+  const char* threads = std::getenv("HEADPORT_THREADS");
+  settings.threads = threads != nullptr ? std::atoi(threads) : 1;
   settings.head = std::getenv("HEADPORT_HEAD");
   if (std::getenv("HEADPORT_VERIFY") != nullptr) settings.verify = std::atoi(std::getenv("HEADPORT_VERIFY"));
   const char* exact = std::getenv("HEADPORT_EXACT");
@@ -145,6 +146,9 @@ int run(const char* bundle, const char* requests, const char* replies, const cha
   found["stats"] = stats_of(generator);
   found["heads"] = std::vector<std::string>(info.heads, info.heads + info.head_count);
   found["exact"] = info.exact != 0;
+  found["threads"] = info.threads;
+  found["spinning"] = info.spinning != 0;
+  found["tuned"] = info.tuned;
   found["condition_size"] = info.condition_size;
   found["conditions"] =
       std::vector<std::string>(info.conditions, info.conditions + info.condition_count);

@@ -62,6 +62,13 @@ typedef enum headport_exact {
   HEADPORT_EXACT_ALWAYS = 1
 } headport_exact;
 
+/* Whether ONNX Runtime's threads are those that `headport tune` recorded in the bundle. */
+typedef enum headport_tuned {
+  HEADPORT_TUNED_ELSEWHERE = -1, /* it recorded some, for other kinds of machine than this one */
+  HEADPORT_NOT_TUNED = 0,        /* it recorded none, or the caller named a number */
+  HEADPORT_TUNED_HERE = 1        /* they are */
+} headport_tuned;
+
 typedef struct headport_generator headport_generator; /* an opened bundle */
 typedef struct headport_replies headport_replies;     /* what a call of generate gave */
 typedef struct headport_cancel headport_cancel;       /* ends a call from another thread */
@@ -90,7 +97,8 @@ typedef struct headport_condition {
 typedef struct headport_settings {
   size_t struct_size;
   const char* onnxruntime;   /* its shared library; NULL: $HEADPORT_ORT, else the system's */
-  int32_t threads;           /* of ONNX Runtime; 0 = one per CPU that this process may use */
+  int32_t threads;           /* of ONNX Runtime; 0 = as the bundle records for this kind of machine
+                              * (`headport tune`), else one per CPU that this process may use */
   int32_t verify;            /* 1: compare each file's checksum; 0: presence and size only */
   int64_t max_context;       /* tokens of a prompt and its reply; 0 = the model's own limit */
   int64_t max_rows;          /* sequences that are worked on at once; others wait */
@@ -125,6 +133,9 @@ typedef struct headport_info {
   int64_t condition_size;          /* values of a condition; 0: the bundle takes none */
   const char* const* conditions;   /* names of those that are stored */
   size_t condition_count;
+  int32_t threads;  /* of ONNX Runtime; 0 for bundles of plans */
+  int32_t spinning; /* whether they wait for the next operator by spinning */
+  int32_t tuned;    /* a headport_tuned */
 } headport_info;
 
 /* How tokens of one mode were chosen, from a head that gives candidates. */

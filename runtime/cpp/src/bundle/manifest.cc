@@ -57,6 +57,20 @@ Head head_of(const json& value) {
   return head;
 }
 
+constexpr std::int64_t kMostCpus = 1024;  // src/headport/manifest.py has the same number
+
+Tuning tuning_of(const json& value, const std::string& where) {
+  const Tuning found{value["cpu"], value["cpus"], value["threads"], value["spinning"]};
+  if (found.cpu.empty() || found.threads < 1 || found.threads > found.cpus ||
+      found.cpus > kMostCpus) {
+    throw Error(HEADPORT_BUNDLE_ERROR,
+                text(where, ": $.tuned: the model of a CPU, and from 1 thread up to as many as "
+                     "there are CPUs, at most ", kMostCpus, ", were expected; '", found.cpu, "', ",
+                     found.threads, " threads and ", found.cpus, " CPUs were found"));
+  }
+  return found;
+}
+
 // What a bundle may have and this library does not run: a field of the manifest, and what it says.
 constexpr struct {
   const char* field;
@@ -105,6 +119,9 @@ Manifest read_manifest(const std::string& data, const std::string& where) {
   found.target = value["target"];
   for (const auto& [name, each] : value["files"].items()) {
     found.files[name] = {each["sha256"], each["bytes"]};
+  }
+  for (const json& each : value.value("tuned", json::array())) {
+    found.tuned.push_back(tuning_of(each, where));
   }
   return found;
 }

@@ -73,6 +73,14 @@ struct Vocabulary {
   std::optional<std::string> map;
 };
 
+// With how many threads the bundle answers fastest on one kind of machine.
+struct Tuning {
+  std::string cpu;
+  std::int64_t cpus = 0;
+  std::int64_t threads = 0;
+  bool spinning = false;
+};
+
 struct Manifest {
   std::string architecture;
   std::int64_t hidden_size = 0;
@@ -85,6 +93,7 @@ struct Manifest {
   std::map<std::string, std::string> session_options;
   std::string target;
   std::map<std::string, FileEntry> files;
+  std::vector<Tuning> tuned;  // one per kind of machine
 };
 
 // `where` names the file in messages.

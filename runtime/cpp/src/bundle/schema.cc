@@ -97,6 +97,12 @@ const Record kVocabulary{{{"size", Kind::kWhole},
 const Record kTolerance{{{"hidden_states", Kind::kReal},
                          {"logits", Kind::kReal},
                          {"task_heads", Kind::kReal, Form::kMap, kOptional}}};
+const Record kTuning{{{"cpu", Kind::kText},
+                      {"cpus", Kind::kWhole},
+                      {"instructions", Kind::kText, Form::kList},
+                      {"onnxruntime", Kind::kText},
+                      {"threads", Kind::kWhole},
+                      {"spinning", Kind::kFlag}}};
 const Record kFileEntry{{{"sha256", Kind::kText}, {"bytes", Kind::kWhole}}};
 const Record kManifest{
     {{"schema_version", Kind::kWhole},
@@ -113,6 +119,7 @@ const Record kManifest{
      {"selftest", Kind::kRecord, Form::kNullable, true, &kTolerance},
      {"files", Kind::kRecord, Form::kMap, true, &kFileEntry},
      {"backbone_quantization", Kind::kRecord, Form::kNullable, kOptional, &kBackbone},
+     {"tuned", Kind::kRecord, Form::kList, kOptional, &kTuning},
      // Read by name alone: this library runs none of them. `read_manifest` refuses the last two.
      {"task_heads", Kind::kAny, Form::kMap, kOptional},
      {"source", Kind::kAny, Form::kNullable, kOptional},

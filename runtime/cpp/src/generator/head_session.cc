@@ -28,7 +28,7 @@ std::int64_t signed_of(std::size_t size) { return static_cast<std::int64_t>(size
 }  // namespace
 
 HeadSession::HeadSession(std::shared_ptr<Library> library, const Bundle& bundle,
-                         const std::string& name, int threads)
+                         const std::string& name, Threads threads)
     : library_(std::move(library)),
       bundle_(bundle),
       threads_(threads),

@@ -18,7 +18,7 @@ class HeadSession final : public CandidateHead {
   // Errors: HEADPORT_BUNDLE_ERROR if there is no such head, or a graph is not what the manifest
   // says.
   HeadSession(std::shared_ptr<Library> library, const Bundle& bundle, const std::string& name,
-              int threads);
+              Threads threads);
 
   bool gives_candidates() const { return entry_.candidates.has_value(); }
   const std::string& hidden_dtype() const { return hidden_dtype_; }
@@ -59,7 +59,7 @@ class HeadSession final : public CandidateHead {
 
   std::shared_ptr<Library> library_;
   Bundle bundle_;
-  int threads_;
+  Threads threads_;
   Head entry_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Session> full_;  // opened when first needed: it holds the whole weight

@@ -57,7 +57,7 @@ const Graph& backbone_of(const Bundle& bundle) {
 void InPlaceRunner::Free::operator()(void* memory) const { std::free(memory); }
 
 InPlaceRunner::InPlaceRunner(std::shared_ptr<Library> library, const Bundle& bundle,
-                             const std::string& head, int threads) {
+                             const std::string& head, Threads threads) {
   const Manifest& manifest = bundle.manifest();
   if (manifest.target != "ort-cpu") {
     throw Error(HEADPORT_UNSUPPORTED,

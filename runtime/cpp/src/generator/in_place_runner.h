@@ -17,7 +17,7 @@ class InPlaceRunner final : public Runner {
   // Errors: HEADPORT_UNSUPPORTED if the bundle is of another target or form; HEADPORT_BUNDLE_ERROR
   // if a graph is not what the manifest says.
   InPlaceRunner(std::shared_ptr<Library> library, const Bundle& bundle, const std::string& head,
-                int threads);
+                Threads threads);
 
   // The head by itself. What it is given to use lasts until `reserve`.
   HeadSession& head() { return *head_; }

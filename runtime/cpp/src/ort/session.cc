@@ -3,7 +3,6 @@
 #include <filesystem>
 
 #include "error.h"
-#include "ort/cpus.h"
 #include "ort/kernels.h"
 
 namespace headport::internal {
@@ -11,8 +10,9 @@ namespace {
 
 // Threads wait for the next operator by spinning. ONNX Runtime's default also spins through the gaps
 // between runs, where backbone and head take the cores from each other; src/headport/session.py has
-// the same entry.
-constexpr const char* kSpinDuration[] = {"session.intra_op.spin_duration_us", "100"};
+// the same entries.
+constexpr const char* kSpinning[] = {"session.intra_op.spin_duration_us", "100"};
+constexpr const char* kNotSpinning[] = {"session.intra_op.allow_spinning", "0"};
 
 struct ElementType {
   const char* name;  // as a manifest has it
@@ -52,7 +52,7 @@ struct Handle {
 std::size_t element_bytes(const std::string& dtype) { return element_type(dtype).bytes; }
 
 Session::Session(std::shared_ptr<Library> library, const std::string& file,
-                 const std::map<std::string, std::string>& options, int threads)
+                 const std::map<std::string, std::string>& options, Threads threads)
     : library_(std::move(library)), file_(std::filesystem::path(file).filename().string()) {
   const OrtApi& api = library_->api();
   const auto check = [&](OrtStatus* status) {
@@ -62,13 +62,14 @@ Session::Session(std::shared_ptr<Library> library, const std::string& file,
   Handle<OrtSessionOptions> settings{nullptr, api.ReleaseSessionOptions};
   check(api.CreateSessionOptions(&settings.handle));
   check(api.SetSessionLogSeverityLevel(settings.handle, ORT_LOGGING_LEVEL_ERROR));
-  check(api.SetIntraOpNumThreads(settings.handle, threads > 0 ? threads : usable_cpus()));
+  check(api.SetIntraOpNumThreads(settings.handle, threads.count));
   check(api.SetInterOpNumThreads(settings.handle, 1));
   check(api.SetSessionGraphOptimizationLevel(settings.handle, ORT_ENABLE_ALL));
   register_kernels(*library_, settings.handle, options);
   auto entries = options;
   entries.erase(kKernelsOption);
-  entries.emplace(kSpinDuration[0], kSpinDuration[1]);
+  const auto& waiting = threads.spinning ? kSpinning : kNotSpinning;
+  entries.emplace(waiting[0], waiting[1]);
   for (const auto& [key, value] : entries) {
     check(api.AddSessionConfigEntry(settings.handle, key.c_str(), value.c_str()));
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ort/library.h"
+#include "ort/threads.h"
 
 namespace headport::internal {
 
@@ -15,11 +16,10 @@ std::size_t element_bytes(const std::string& dtype);
 
 class Session {
  public:
-  // `options` are session configuration entries, as the manifest lists them; `threads` 0 = one per
-  // CPU that this process may use.
+  // `options` are session configuration entries, as the manifest lists them.
   // Errors: HEADPORT_BUNDLE_ERROR if ONNX Runtime cannot load the graph.
   Session(std::shared_ptr<Library> library, const std::string& file,
-          const std::map<std::string, std::string>& options, int threads);
+          const std::map<std::string, std::string>& options, Threads threads);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   ~Session();

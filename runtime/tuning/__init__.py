@@ -1,0 +1,1 @@
+"""`headport tune`: threads and spinning chosen by a short measurement."""
