@@ -1,8 +1,9 @@
 """The check after quantising a backbone: each matrix as it runs against the one it was made from.
 
 Ŵ is computed again from the original weight in the source's tensor ledger, with the scales of the
-written one, which must be those that the weight's largest magnitudes allow. None of it shares code
-with what stored the matrices.
+written one, which must be those that the weights allow: of INT8 the largest magnitude over 127, of
+INT4 one that loses no more than the plain scale −m / 8 of the largest weight m. None of it shares
+code with what stored the matrices.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ Float64 = npt.NDArray[np.float64]
 _SMALLEST = 2.0**-149  # of float32
 _UNIT_ROUNDOFF = 2.0**-24
 _IDS = 4096  # looked up at a time
-# By format: smallest and largest integer, and how many steps a block's largest magnitude may be.
-_INTEGERS = {"int8": (-127, 127, 127.0, 127.0), "int4": (-8, 7, 7.0, 9.0)}
+_INTEGERS = {"int8": (-127, 127), "int4": (-8, 7)}  # smallest and largest
+# Of a block's largest magnitude: how exactly weights are measured to find an INT4 scale.
+_MEASURED = 2.0**-18
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class _Restored:
         if self.scale is None:
             return weight.astype(np.float16).astype(np.float64)
         assert self.how.block is not None
-        low, high, _, _ = _INTEGERS[self.how.format]
+        low, high = _INTEGERS[self.how.format]
         step = np.repeat(self.scale[rows], self.how.block, axis=1)[:, : weight.shape[1]]
         whole = np.clip(np.rint(weight / step), low, high)
         restored: Float64 = whole.astype(np.float64) * step.astype(np.float64)
@@ -174,16 +176,14 @@ def _scale(
             f"{stored.dtype} {stored.shape} found; nothing was written"
         )
     scale = np.asarray(stored)
-    _, _, least, most = _INTEGERS[how.format]
+    can_have = {"int8": _is_largest_over_127, "int4": _loses_no_more_than_plain}[how.format]
     for start in range(0, N, _IDS):
         rows = slice(start, min(start + _IDS, N))
-        size = np.abs(original.rows(rows).astype(np.float64))
-        largest = np.maximum.reduceat(size, np.arange(0, K, how.block), axis=1)
-        slack = 4 * _UNIT_ROUNDOFF
-        low = largest / most * (1 - slack) - 2 * _SMALLEST
-        high = largest / least * (1 + slack) + 2 * _SMALLEST
-        part = scale[rows]
-        wrong = np.where(largest == 0, part != 1, ~((low <= part) & (part <= high)))
+        weight = original.rows(rows).astype(np.float64)
+        blocks = np.pad(weight, ((0, 0), (0, shape[1] * how.block - K)))
+        blocks = blocks.reshape(len(weight), shape[1], how.block)
+        part = scale[rows].astype(np.float64)
+        wrong = np.where(blocks.any(axis=2), ~can_have(blocks, part), part != 1)
         if wrong.any():
             row = start + int(wrong.any(axis=1).argmax())
             raise ParityError(
@@ -191,3 +191,30 @@ def _scale(
                 "nothing was written"
             )
     return scale
+
+
+def _is_largest_over_127(blocks: Float64, scale: Float64) -> npt.NDArray[np.bool_]:
+    expected = np.abs(blocks).max(axis=2) / 127
+    slack = 4 * _UNIT_ROUNDOFF * expected + 2 * _SMALLEST
+    found: npt.NDArray[np.bool_] = np.abs(scale - expected) <= slack
+    return found
+
+
+def _loses_no_more_than_plain(blocks: Float64, scale: Float64) -> npt.NDArray[np.bool_]:
+    """√Σ |w| (w − ŵ)² of both, of which a change of w by δ moves neither by more than √Σ |w| δ²."""
+    first = np.abs(blocks).argmax(axis=2, keepdims=True)
+    largest = np.take_along_axis(blocks, first, axis=2)[..., 0]
+    size = np.abs(blocks).sum(axis=2)
+    slack = 2 * np.sqrt(size) * (_MEASURED * np.abs(largest) + 16 * _SMALLEST)
+    plain = np.where(largest == 0, 1, -largest / 8)
+    found: npt.NDArray[np.bool_] = _lost(blocks, scale) <= _lost(blocks, plain) + slack
+    return found
+
+
+def _lost(blocks: Float64, scale: Float64) -> Float64:
+    low, high = _INTEGERS["int4"]
+    step = scale[..., None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lost = blocks - np.clip(np.rint(blocks / step), low, high) * step
+    found: Float64 = np.sqrt((np.abs(blocks) * np.square(lost)).sum(axis=2))
+    return found

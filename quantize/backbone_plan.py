@@ -40,7 +40,7 @@ _OVERRIDE_FORM = (
     "'*.down_proj=int8:32' or '*.v_proj=int8:residual',"
 )
 _HEAD_OPTIONS = (
-    *("name", "block", "asymmetric", "calibration", "calibration_tokens"),
+    *("name", "block", "asymmetric", "positive_scales", "calibration", "calibration_tokens"),
     *("activations", "rescore", "certify", "bound"),
 )
 

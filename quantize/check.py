@@ -21,7 +21,7 @@ from headport.head_parts import find_head
 from headport.ledger import head_weight, read_tensor
 from headport.manifest import Head, Quantization
 from headport.quantize.calibration import Calibration
-from headport.quantize.formulas import rounded_weight, stored_weight
+from headport.quantize.formulas import rounded_weight, stored_scale, stored_weight
 from headport.session import SessionSettings, open_session
 from headport.static_rounding import is_static, round_statically, static_step
 
@@ -118,7 +118,8 @@ def check_head(
         rows = slice(start, start + step)
         part = None if bias is None else bias[rows]
         if quantization.rounding == "nearest":
-            rounded = rounded_weight(weight[rows], quantization)
+            scale = stored_scale(written, head, rows) if quantization.format == "int4" else None
+            rounded = rounded_weight(weight[rows], quantization, scale)
         else:
             rounded = stored_weight(written, head, rows)
             _check_losses(weight[rows], rounded, quantization, calibration, start)

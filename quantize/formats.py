@@ -185,6 +185,9 @@ FORMATS = {
     "int8": _Integers(GRIDS["int8"], "int8", np.int8).format(_INT8_BLOCKS, 64, certifiable=True),
     "int8-row": _Integers(GRIDS["int8"], "int8", np.int8, per_row=True).format((), 64),
     "int4": _Integers(GRIDS["int4"], "int4", ml_dtypes.int4).format(_INT4_BLOCKS, 256),
+    "int4-positive": _Integers(GRIDS["int4-positive"], "int4", ml_dtypes.int4).format(
+        _INT4_BLOCKS, 256
+    ),
     "uint4": _Integers(GRIDS["uint4"], "uint4", ml_dtypes.uint4).format(_INT4_BLOCKS, 256),
     "fp16": _half("fp16", np.float16),
     "bf16": _half("bf16", ml_dtypes.bfloat16),

@@ -17,25 +17,52 @@ from headport.errors import BundleError
 from headport.ledger import find_tensor, head_weight, read_tensor
 from headport.manifest import Head, Quantization
 
-__all__ = ["rounded_weight", "stored_weight"]
+__all__ = ["rounded_weight", "stored_scale", "stored_weight"]
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 
-_ENDS = (7.0, 7.5, 8.0, 8.5, 9.0)  # where a 4-bit block's largest magnitude may be put
+# How many quarters of a step a 4-bit block's largest magnitude may be from 0.
+_QUARTERS = range(26, 37)
+_UNITS = 1 << 20  # of that magnitude, in which weights are measured to find the scale
 
 
-def rounded_weight(weight: Array, quantization: Quantization) -> Float64:
-    """Ŵ [V, H] of W [V, H], rounded to nearest."""
+def rounded_weight(
+    weight: Array, quantization: Quantization, scale: Array | None = None
+) -> Float64:
+    """Ŵ of W, rounded to nearest.
+
+    Args:
+        weight: W [V, H].
+        quantization: How.
+        scale: As written, [V, K]. Where an INT4 block's is positive although its largest weight is,
+            it was to be positive. None: none was.
+
+    Returns:
+        Ŵ [V, H].
+    """
     blocks = _BY_BLOCK.get((quantization.format, quantization.symmetric))
     if blocks is None:
         return _FLOATS[quantization.format](weight)
     width = quantization.block or weight.shape[1]
     rounded = np.empty(weight.shape, np.float64)
-    for start in range(0, weight.shape[1], width):
+    for k, start in enumerate(range(0, weight.shape[1], width)):
         part = weight[:, start : start + width].astype(np.float32)
-        rounded[:, start : start + width] = blocks(part)
+        positive = np.zeros(len(part), bool) if scale is None else scale[:, k] > 0
+        rounded[:, start : start + width] = blocks(part, positive[:, None])
     return rounded
+
+
+def stored_scale(bundle: Bundle, head: Head, rows: slice) -> Array:
+    """Scales of some rows, [n, K], from the tensor ledger.
+
+    Raises:
+        BundleError: If the ledger has none.
+    """
+    _, initializer = head_weight(bundle.manifest, head)
+    stem = initializer.rsplit(".", 1)[0]
+    found = read_tensor(bundle, find_tensor(bundle.manifest, head.graph, f"{stem}.scale"))[rows]
+    return found.reshape(len(found), -1)
 
 
 def stored_weight(bundle: Bundle, head: Head, rows: slice) -> Float64:
@@ -64,7 +91,8 @@ def stored_weight(bundle: Bundle, head: Head, rows: slice) -> Float64:
     return whole * each("scale")
 
 
-def _int8(part: Array) -> Float64:
+def _int8(part: Array, positive: Array) -> Float64:
+    del positive
     largest = np.max(np.abs(part), axis=1, keepdims=True)
     step = _step(largest, 127.0)
     whole = np.clip(np.rint(part / step), -127, 127)
@@ -72,22 +100,29 @@ def _int8(part: Array) -> Float64:
     return values
 
 
-def _int4(part: Array) -> Float64:
-    largest = np.max(np.abs(part), axis=1, keepdims=True)
-    best: Float64 = np.zeros(part.shape)
-    least = np.full((len(part), 1), np.inf)
-    for end in _ENDS:
-        step = _step(largest, end)
-        rounded = np.clip(np.rint(part / step), -8, 7) * step
-        loss = np.sum(np.square((part - rounded).astype(np.float64)), axis=1, keepdims=True)
-        better = loss < least
-        exact = np.clip(np.rint(part / step), -8, 7).astype(np.float64) * step.astype(np.float64)
-        best = np.where(better, exact, best)
-        least = np.where(better, loss, least)
-    return best
+def _int4(part: Array, positive: Array) -> Float64:
+    # The scale minimises Σ |w| (w − S q)² for the integers q that one of the quarters gives.
+    place = np.argmax(np.abs(part), axis=1, keepdims=True)
+    largest = np.take_along_axis(part, place, axis=1)
+    unit = np.where(positive, np.abs(largest), -largest).astype(np.float64)
+    unit = np.where(unit == 0, 1.0, unit)
+    ratio = np.rint(part.astype(np.float64) / unit * _UNITS).astype(np.int64)
+    most = np.zeros(len(part))
+    scale = np.zeros(len(part))
+    for quarters in _QUARTERS:
+        whole = np.clip(np.rint(ratio * quarters / (4 * _UNITS)), -8, 7).astype(np.int64)
+        along = (np.abs(ratio) * ratio * whole).sum(axis=1).astype(np.float64)
+        square = np.maximum((np.abs(ratio) * whole * whole).sum(axis=1), 1).astype(np.float64)
+        explained = along * along / square
+        scale = np.where(explained > most, along / square, scale)
+        most = np.maximum(most, explained)
+    step = _normal((scale[:, None] / _UNITS * unit).astype(np.float32), np.abs(largest))
+    whole_steps = np.clip(np.rint(part / step), -8, 7)
+    return whole_steps.astype(np.float64) * step.astype(np.float64)
 
 
-def _uint4(part: Array) -> Float64:
+def _uint4(part: Array, positive: Array) -> Float64:
+    del positive
     low = np.minimum(np.min(part, axis=1, keepdims=True), 0)
     span = np.maximum(np.max(part, axis=1, keepdims=True), 0) - low
     step = _step(span, 15.0)
@@ -98,9 +133,13 @@ def _uint4(part: Array) -> Float64:
 
 
 def _step(size: Array, end: float) -> Array:
-    step = size / np.float32(end)
-    subnormal = step < np.float32(2.0**-126)
-    step = np.where(subnormal, np.nextafter(step, np.float32(np.inf)), step)
+    return _normal(size / np.float32(end), size)
+
+
+def _normal(step: Array, size: Array) -> Array:
+    subnormal = np.abs(step) < np.float32(2.0**-126)
+    away = np.where(np.signbit(step), np.float32(-np.inf), np.float32(np.inf))
+    step = np.where(subnormal, np.nextafter(step, away), step)
     return np.where(size == 0, np.float32(1), step)
 
 
@@ -132,7 +171,7 @@ def _bf16(weight: Array) -> Float64:
     return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-_BY_BLOCK: dict[tuple[str, bool], Callable[[Array], Float64]] = {
+_BY_BLOCK: dict[tuple[str, bool], Callable[[Array, Array], Float64]] = {
     ("int8", True): _int8,
     ("int8-row", True): _int8,
     ("int4", True): _int4,

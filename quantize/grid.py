@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headport.quantize.scale_search import search_scale
+
 __all__ = ["GRIDS", "Grid", "Rounded", "dequantize", "split_blocks"]
 
 Float32 = npt.NDArray[np.float32]
@@ -21,9 +23,6 @@ Float64 = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
 
 _SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
-# A block's largest magnitude is put at each of these multiples of the step, and the one that loses
-# least is kept: with few steps it pays to reach beyond the grid's end, or to clip a little.
-_ENDS = {8: (127.0,), 4: (7.0, 7.5, 8.0, 8.5, 9.0)}
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class Grid:
 
     bits: int
     symmetric: bool
+    positive: bool = True  # no scale is negative
 
     @property
     def low(self) -> int:
@@ -48,10 +48,11 @@ class Grid:
     def fit(self, blocks: Float32) -> tuple[Float32, Float32]:
         """Scale and zero point of each block.
 
-        symmetric: S = max|w| / e with the e of `_ENDS` that loses least; Z = 0.
+        8 bits: S = max|w| / 127; Z = 0.
+        4 bits, symmetric: S as `headport.quantize.scale_search` finds it; Z = 0.
         asymmetric: S = (max(w, 0) − min(w, 0)) / (high − low), Z = round(−min(w, 0) / S).
         A zero block has S = 1. A scale that float32 holds only as a subnormal number is the next
-        larger one, so that it is never zero and no quotient leaves the grid for want of precision.
+        one further from zero, so that it is never zero.
 
         Args:
             blocks: [..., B] float32.
@@ -66,19 +67,11 @@ class Grid:
             zero = np.clip(np.rint(-least / scale), self.low, self.high)
             return scale, zero.astype(np.float32)
         largest = np.abs(blocks).max(axis=-1)
-        ends = [_never_zero(largest / np.float32(e), largest) for e in _ENDS[self.bits]]
-        zero = np.zeros_like(largest)
-        if len(ends) == 1:
-            return ends[0], zero
-        losses = [
-            # float64, so that the choice does not depend on the order of the sum.
-            np.square(
-                blocks - self.value(self.round(blocks, s, zero), s, zero), dtype=np.float64
-            ).sum(axis=-1)
-            for s in ends
-        ]
-        scale = np.take_along_axis(np.stack(ends), np.argmin(losses, axis=0)[None], axis=0)[0]
-        return scale, zero
+        if self.bits == 8:
+            scale = largest / np.float32(self.high)
+        else:
+            scale = search_scale(blocks, self.low, self.high, positive=self.positive)
+        return _never_zero(scale, largest), np.zeros_like(largest)
 
     def round(self, blocks: Float32, scale: Float32, zero: Float32) -> Float32:
         """Q = clip(round_half_even(w / S) + Z, low, high), as float32; shapes as for `fit`."""
@@ -92,14 +85,16 @@ class Grid:
 
 
 def _never_zero(scale: Float32, size: Float32) -> Float32:
-    tiny = (size > 0) & (scale < _SMALLEST_NORMAL)
-    scale = np.where(tiny, np.nextafter(scale, np.float32(1)), scale)
+    tiny = (size > 0) & (np.abs(scale) < _SMALLEST_NORMAL)
+    away = np.copysign(np.float32(1), scale)
+    scale = np.where(tiny, np.nextafter(scale, away), scale)
     return np.where(size == 0, np.float32(1), scale)
 
 
 GRIDS = {
     "int8": Grid(8, symmetric=True),
-    "int4": Grid(4, symmetric=True),
+    "int4": Grid(4, symmetric=True, positive=False),
+    "int4-positive": Grid(4, symmetric=True),
     "uint4": Grid(4, symmetric=False),
 }
 

@@ -26,6 +26,7 @@ from headport.quantize.static_pass import round_hidden_states
 __all__ = ["HEAD", "QuantisedHead", "check_options", "quantise_head"]
 
 HEAD = "lm"
+_HEADS = tuple(name for name in FORMATS if name not in ("int4-positive", "uint4"))  # have options
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class QuantisedHead:
     bias: npt.NDArray[np.float32] | None
     weight_bytes: int  # of the weight before
     loss_ratio: float | None  # of compensated rounding; None where it is nearest
+    positive_scales: bool = False  # asked for
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -51,6 +53,8 @@ class QuantisedHead:
             "symmetric": quantization.symmetric,
             "rounding": quantization.rounding,
         }
+        if self.positive_scales:
+            chosen["positive_scales"] = True
         if form is not None:
             chosen |= {"rescore": form.count, "certify": form.certified}
             chosen |= {"bound": form.bound} if form.certified else {}
@@ -105,7 +109,7 @@ def quantise_head(
         form, full = add_rescoring(source, model, changed, asked)
         changed = msgspec.structs.replace(changed, outputs="candidates", candidates=form)
         models[form.full] = full
-    return QuantisedHead(changed, models, stored, bias, entry.length, gain)
+    return QuantisedHead(changed, models, stored, bias, entry.length, gain, options.positive_scales)
 
 
 def check_options(options: Options) -> tuple[Quantization, Format, int]:
@@ -121,18 +125,24 @@ def check_options(options: Options) -> tuple[Quantization, Format, int]:
 
 def _format(options: Options) -> str:
     """Key of `FORMATS`."""
-    if not options.asymmetric:
-        return options.head
-    if options.head != "int4":
-        raise UsageError(f"--asymmetric needs --head int4; {options.head} has no zero points")
-    return "uint4"
+    forms = {
+        "--asymmetric": ("uint4", options.asymmetric, "has no zero points"),
+        "--positive-scales": ("int4-positive", options.positive_scales, "has no scale below 0"),
+    }
+    asked = {option: form for option, (form, given, _) in forms.items() if given}
+    for option in asked:
+        if options.head != "int4":
+            raise UsageError(f"{option} needs --head int4; {options.head} {forms[option][2]}")
+    if len(asked) > 1:
+        raise UsageError("--positive-scales: scales beside zero points are positive; leave it out")
+    return next(iter(asked.values()), options.head)
 
 
 def _quantization(options: Options) -> Quantization:
     # Python callers may hand over a record that no command line or recipe has checked.
     kind = FORMATS.get(_format(options))
-    if kind is None or options.head == "none":
-        raise UsageError(f"--head {options.head}: use one of {', '.join(FORMATS)}")
+    if kind is None or options.head == "none" or options.head not in _HEADS:
+        raise UsageError(f"--head {options.head}: use one of {', '.join(_HEADS)}")
     activations = ("residual", "rounded", "exact", "static")
     if options.activations not in activations:
         raise UsageError(

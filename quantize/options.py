@@ -32,6 +32,9 @@ class Options(OptionRecord, frozen=True):
         option("int8, int4: weights of a row that share a scale (default: int8 64, int4 32)"),
     ] = None
     asymmetric: Annotated[bool, option("int4: a zero point beside each scale")] = False
+    positive_scales: Annotated[
+        bool, option("int4: no scale below 0, as TensorRT wants it; loses a little more")
+    ] = False
     calibration: Annotated[
         tuple[Path, ...],
         option(

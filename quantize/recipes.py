@@ -14,7 +14,10 @@ from headport.quantize.options import Options
 
 __all__ = ["DEFAULT_RECIPES", "Recipe", "parse_recipe"]
 
-_KEYS = ("head", "block", "asymmetric", "activations", "rescore", "certify", "bound")
+_KEYS = (
+    *("head", "block", "asymmetric", "positive_scales", "activations"),
+    *("rescore", "certify", "bound"),
+)
 DEFAULT_RECIPES = (
     "head=fp16",
     "head=bf16",

@@ -17,6 +17,7 @@ from headport.export import Options as ExportOptions
 from headport.export import export
 from headport.inspection import describe
 from headport.kernels import ATTENTION, OPTION, PRODUCT
+from headport.ledger import read_tensor
 from headport.lowering import Options as LowerOptions
 from headport.lowering import lower, own_attention, product_kernels
 from headport.quantize import Options, quantize
@@ -68,6 +69,9 @@ def test_backbone_and_head(
         head="int8",
         activations=activations,
     )
+    scales = [t for t in portable.manifest.tensors if t.name.endswith("proj.weight.scale")]
+    negative = [bool((read_tensor(portable, t) < 0).any()) for t in scales]
+    assert len(scales) == 14 and all(negative) == (form == "int4") == any(negative)
     bundle = _lowered(portable, tmp_path / "l", library)
     # Of each of two layers: q k v, output, gate up, down; and the head. Rows are not doubled.
     assert _counts(bundle) == {

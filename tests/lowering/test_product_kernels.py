@@ -15,6 +15,7 @@ import pytest
 from headport.bundle import Bundle
 from headport.errors import LoweringError, ParityError
 from headport.inspection import describe
+from headport.ledger import find_tensor, read_tensor
 from headport.lowering import Options as LowerOptions
 from headport.lowering import lower, product_kernels, product_parity
 from headport.lowering.packed import PackedWeight
@@ -56,6 +57,24 @@ def _operators(bundle: Bundle) -> list[str]:
     return [node.op_type for node in ir.load(bundle.path / "backbone.onnx").graph]
 
 
+def _scales(bundle: Bundle) -> np.ndarray:
+    tensors = [t for t in bundle.manifest.tensors if t.name.endswith(".scale")]
+    return np.concatenate([read_tensor(bundle, t).ravel() for t in tensors])
+
+
+def test_a_zero_point_of_negative_scales_widens_the_bound(source: Bundle, tmp_path: Path) -> None:
+    portable = _quantized(source, tmp_path / "q", backbone="int4")
+    record = portable.manifest.backbone_quantization
+    assert record is not None
+    expected = product_parity._expected(
+        portable, "backbone", mlp.MIX, record.matrices[mlp.MIX], "rounded"
+    )
+    assert expected.offset is not None
+    entry = find_tensor(portable.manifest, "backbone", f"{mlp.MIX}.scale")
+    scale = read_tensor(portable, entry)
+    assert scale.min() < 0 and (expected.offset(slice(None)) == 8 * np.abs(scale)).all()
+
+
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
 def test_every_format_and_block(source: Bundle, tmp_path: Path, form: str, block: int) -> None:
@@ -63,6 +82,7 @@ def test_every_format_and_block(source: Bundle, tmp_path: Path, form: str, block
     bundle = _lowered(portable, tmp_path / "l")
     assert _operators(bundle).count("MatMulNBits") == 5
     assert "DequantizeLinear" not in _operators(bundle) and "Gemm" not in _operators(bundle)
+    assert (_scales(portable) < 0).any() == (form == "int4")
     was, now = _hidden_states(portable), _hidden_states(bundle)
     change = np.linalg.norm(now - was) / np.linalg.norm(was)
     assert 1e-4 < change < 0.02, "activations are rounded, and no more"

@@ -112,6 +112,20 @@ def test_wrong_integers_of_four_bits_are_caught(
         _quantize(source, tmp_path / "o", "int4")
 
 
+@pytest.mark.parametrize("factor", [1.3, 0.7, -1.0, np.nan, 0.0], ids=str)
+def test_wrong_scales_of_four_bits_are_caught(
+    source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    def store(honest: Any, model: Any, matrix: Any, stored: StoredWeight, *rest: Any) -> None:
+        assert (stored.tensors["scale"] < 0).any()
+        stored.tensors["scale"][20, 1] *= np.float32(factor)
+        honest(model, matrix, stored, *rest)
+
+    _on_mix(monkeypatch, store)
+    with pytest.raises(ParityError, match="scale of output 20 is not one its weights can have"):
+        _quantize(source, tmp_path / "o", "int4")
+
+
 def test_a_matrix_left_as_it_was_is_caught(
     source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,12 @@ def test_refusals_write_nothing(toy: Bundle, tmp_path: Path) -> None:
         (_options(toy, out, head="int4", block=256), UsageError, "int4 takes 16, 32, 64, 128$"),
         (_options(toy, out, head="int8-row", block=32), UsageError, "it has no blocks"),
         (_options(toy, out, asymmetric=True), UsageError, "needs --head int4"),
+        (_options(toy, out, positive_scales=True), UsageError, "has no scale below 0"),
+        (
+            _options(toy, out, head="int4", asymmetric=True, positive_scales=True),
+            UsageError,
+            "beside zero points are positive",
+        ),
         (_options(toy, out, head="int4", certify=True), UsageError, "--certify needs --head int8"),
         (_options(toy, out, head="bf16", calibration=(Path("x"),)), UsageError, "no meaning"),
         (_options(toy, out, activations="maybe"), UsageError, "use one of residual"),

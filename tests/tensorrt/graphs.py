@@ -48,12 +48,12 @@ _LOGITS = f"float[{N},{V}] y"
 _SCALE = np.full(V, 0.01, np.float32)
 
 
-def restored(weight: Any, zero: Any = None) -> ir.Model:
+def restored(weight: Any, zero: Any = None, scale: Any = _SCALE) -> ir.Model:
     """Gemm with restored integers."""
     given = ", z" if zero is not None else ""
     body = f"w = DequantizeLinear <axis = 0> (q, s{given}) y = Gemm <transB = 1> (x, w)"
     more = {} if zero is None else {"z": zero}
-    return graph(body, _X, _LOGITS, q=weight, s=_SCALE, **more)
+    return graph(body, _X, _LOGITS, q=weight, s=scale, **more)
 
 
 def rounded(zero: Any) -> ir.Model:
@@ -193,6 +193,11 @@ CASES = (
         "zero-points",
         lambda: restored(integers(), np.full(V, 3, np.int8)),
         lambda: restored(integers(), np.zeros(V, np.int8)),
+    ),
+    Case(
+        "negative-scales",
+        lambda: restored(integers().astype(ml_dtypes.int4), scale=-_SCALE),
+        lambda: restored(integers().astype(ml_dtypes.int4)),
     ),
     Case(
         "unsigned-integers",

@@ -31,7 +31,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int8-row": {"head": "int8-row"},
     "int8": {"head": "int8", "block": 64},
     "w8a8": {"head": "int8-row", "activations": "static"},
-    "int4": {"head": "int4", "block": 32},
+    "int4": {"head": "int4", "block": 32, "positive_scales": True},
 }
 
 

@@ -30,6 +30,13 @@ def _zero_points(model: ir.Model) -> Iterator[Place]:
             yield place_of(node, "its zero points are not all 0")
 
 
+def _negative_scales(model: ir.Model) -> Iterator[Place]:
+    for node in nodes_of(model, *_PAIRS):
+        values = constant_of(node.inputs[1])
+        if values is not None and not (values.astype("float32") > 0).all():
+            yield place_of(node, "not all of its scales are above 0")
+
+
 def _unsigned(model: ir.Model) -> Iterator[Place]:
     for node in nodes_of(model, "DequantizeLinear"):
         stored = node.inputs[0]
@@ -75,6 +82,13 @@ RULES = (
         check=_zero_points,
         why="TensorRT restores integers without zero points",
         cure="quantise without --asymmetric",
+        answers=("INVALID_NODE",),
+    ),
+    GraphRule(
+        name="negative-scales",
+        check=_negative_scales,
+        why="TensorRT wants every scale above 0",
+        cure="quantise with --positive-scales",
         answers=("INVALID_NODE",),
     ),
     GraphRule(

@@ -58,7 +58,7 @@ def head_bound(
 
         |scale| · ( Σ_k e[n, k] Σ_{h in k} |Ŵ[v, h]|
                     + u (8 √H + 32) Σ_h |x[n, h]| |Ŵ[v, h]|
-                    + u (2 K + 8) Σ_k Z S[v, k] Σ_{h in k} |x[n, h]| )
+                    + u (2 K + 8) Σ_k Z |S[v, k]| Σ_{h in k} |x[n, h]| )
 
     The second term is the rounding of both float32 sums (probabilistic, λ = 4, Higham and Mary
     2019, doi:10.1137/18M1226312). The third is the kernel's zero point, Z at most 128 for 8 bits
@@ -107,7 +107,7 @@ def head_bound(
     step = max(1, _CHUNK_ELEMENTS // H)
     for start in range(0, V, step):
         rows = slice(start, min(start + step, V))
-        S = scale[rows].astype(np.float64)
+        S = np.abs(scale[rows].astype(np.float64))  # of INT4 they may be negative
         whole = weight[rows].astype(np.float64) - np.repeat(zero[rows], block, axis=1)[:, :H]
         magnitude = np.abs(whole) * np.repeat(S, block, axis=1)[:, :H]
         per_block = np.add.reduceat(magnitude, np.arange(0, H, block), axis=1)

@@ -114,7 +114,7 @@ def _expected(
         return restored
 
     def offset(rows: slice) -> Float64:
-        found: Float64 = _ZERO_POINT[how.format] * scale[rows].astype(np.float64)
+        found: Float64 = _ZERO_POINT[how.format] * np.abs(scale[rows].astype(np.float64))
         return found
 
     return ExpectedProduct((N, K), weight, block, activations, offset)

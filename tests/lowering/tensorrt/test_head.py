@@ -52,7 +52,7 @@ def products(bundle: Bundle) -> list[ir.Node]:
         ("none", {}),
         ("int8", {"block": 16}),
         ("int8-row", {}),
-        ("int4", {"block": 16}),
+        ("int4", {"block": 16, "positive_scales": True}),
         ("fp8", {}),
     ],
 )
@@ -81,7 +81,7 @@ def test_half_precision_multiplies_in_half_precision(
 def test_float32_stays_as_it_is(tmp_path: Path, head: str) -> None:
     source = toy(tmp_path / "a", half=False)
     if head != "none":
-        source = quantised(source, tmp_path / "q", head)
+        source = quantised(source, tmp_path / "q", head, positive_scales=head == "int4")
     bundle, report = lowered(source, tmp_path / "b")
     assert report["parity"]["heads"]["lm"]["max_abs_logit_error"] == 0.0
     assert "float" in next(line for line in report["portable"] if "head lm" in line)
@@ -93,6 +93,7 @@ def test_float32_stays_as_it_is(tmp_path: Path, head: str) -> None:
     ("options", "message"),
     [
         ({"head": "int4", "asymmetric": True}, "without --asymmetric"),
+        ({"head": "int4"}, "positive scales alone; quantise with --positive-scales"),
         ({"head": "int8", "rescore": 8}, "without --rescore.*--top-k"),
         ({"head": "int8", "certify": True}, "float64"),
     ],

@@ -12,6 +12,10 @@ those of small rows have no float16. Logits are float32 again, what was rounded 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy.typing as npt
 import onnx_ir as ir
 
 from headport.errors import LoweringError
@@ -26,6 +30,8 @@ _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
 # Formats that TensorRT has no kernel for → what to do.
 _REFUSED = {
     "zero points": "TensorRT reads integers without zero points; quantise without --asymmetric",
+    "scales below 0": "TensorRT reads integers with positive scales alone; quantise with "
+    "--positive-scales",
     "candidates": "it scores candidates in float64, which TensorRT has no kernel for; quantise "
     "without --rescore and --certify, and lower with --top-k for candidates in the graph",
 }
@@ -46,6 +52,7 @@ def lower_head(model: ir.Model, head: Head, name: str) -> list[Match]:
     quantization = head.quantization
     found = {
         "zero points": quantization is not None and not quantization.symmetric,
+        "scales below 0": any(constant.min() < 0 for constant in _scales(model)),
         "candidates": head.outputs == "candidates",
     }
     for what, holds in found.items():
@@ -65,6 +72,13 @@ def lower_head(model: ir.Model, head: Head, name: str) -> list[Match]:
     _lower(model.graph, product, x, weight)
     was = "DequantizeLinear + Gemm" if quantization is not None else "Gemm"
     return [Match(where, f"float32 {was}", f"float16 {was}")]
+
+
+def _scales(model: ir.Model) -> Iterator[npt.NDArray[Any]]:
+    for node in model.graph:
+        scale = node.inputs[1] if node.op_type == "DequantizeLinear" else None
+        if scale is not None and scale.const_value is not None:
+            yield scale.const_value.numpy()
 
 
 def computes_in_half(model: ir.Model) -> bool:
