@@ -87,9 +87,9 @@ RULES = (
     GraphRule(
         name="negative-scales",
         check=_negative_scales,
-        why="TensorRT wants every scale above 0",
+        why="TensorRT's parser wants every scale above 0; TensorRT-RTX's takes others, unproved",
         cure="quantise with --positive-scales",
-        answers=("INVALID_NODE",),
+        answers=("silent",),
     ),
     GraphRule(
         name="unsigned-integers",
