@@ -147,13 +147,14 @@ def score_rows(
 
 
 def _score_block(z: Float32, c: Float32, targets: Int64, bound: Float64) -> RowScores:
-    with np.errstate(invalid="ignore", over="ignore"):  # such rows are computed again below
+    with np.errstate(invalid="ignore", over="ignore"):  # such rows are computed below
         delta = c - z
         error = np.abs(np.maximum(delta.max(axis=1), -delta.min(axis=1))).astype(np.float64)
         # By row, so that no figure depends on what else is in the block; |e| ≤ 2 max |Δ|.
-        terms = 1 + np.searchsorted(_SERIES_REACH, 2 * error)
-        kinds = np.unique(terms)
-        if len(kinds) == 1:
+        close = error <= _SERIES_LIMIT
+        terms = np.where(close, 1 + np.searchsorted(_SERIES_REACH, 2 * error), 0)
+        kinds = np.unique(terms[close])
+        if len(kinds) == 1 and close.all():
             found = _close_rows(z, delta, targets, error, int(kinds[0]))
         else:
             found = _Distances(*np.empty((len(_Distances._fields), len(z))))
@@ -162,7 +163,7 @@ def _score_block(z: Float32, c: Float32, targets: Int64, bound: Float64) -> RowS
                 some = _close_rows(z[rows], delta[rows], targets[rows], error[rows], int(kind))
                 for all_values, own_values in zip(found, some, strict=True):
                     all_values[rows] = own_values
-    for row in np.flatnonzero(~(error <= _SERIES_LIMIT)):  # NaN included
+    for row in np.flatnonzero(~close):  # NaN included
         exact = _distant_row(z[row], c[row], targets[row])
         for values, value in zip(found, exact, strict=True):
             values[row] = value
