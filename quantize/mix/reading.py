@@ -22,13 +22,14 @@ from headport.runner import PortableRunner, open_runner
 from headport.session import SessionSettings
 from headport.session_runner import Runner
 
-__all__ = ["Drift", "FedBackbone", "Reader", "Reading"]
+__all__ = ["Drift", "FedBackbone", "Reader", "Reading", "batches"]
 
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
 _ROWS = 128  # hidden states that the head is given at a time
+_TOKENS = 1026  # that the backbone is given at a time: two whole windows
 _SAME_KL = 1e-5  # nats: more than another order of float32 sums makes of the same weights
 
 
@@ -135,16 +136,30 @@ class Reader:
     ) -> Iterator[tuple[slice, Float32, Int64]]:
         """Places among all positions, logits [n, V] and next tokens [n], a few at a time."""
         done = 0
-        for window in windows:
-            length = len(window) - 1
-            cache = backbone.new_cache(1, length)
-            [hidden] = backbone.forward(cache, window[None, :-1], np.array([length]))
-            for start in range(0, length, _ROWS):
-                part = np.ascontiguousarray(hidden[start : start + _ROWS])
-                targets = window[start + 1 : start + 1 + len(part)]
-                rows = slice(done + start, done + start + len(part))
-                yield rows, self._head.full_logits(part), targets
-            done += length
+        for batch in batches(windows):
+            lengths = np.array([len(window) - 1 for window in batch])
+            ids = np.zeros((len(batch), lengths.max()), np.int64)
+            for row, window in zip(ids, batch, strict=True):
+                row[: len(window) - 1] = window[:-1]
+            hidden = backbone.forward(backbone.new_cache(*ids.shape), ids, lengths)
+            for window, states, length in zip(batch, hidden, lengths, strict=True):
+                for start in range(0, int(length), _ROWS):
+                    part = np.ascontiguousarray(states[start : min(start + _ROWS, length)])
+                    targets = window[start + 1 : start + 1 + len(part)]
+                    yield slice(done, done + len(part)), self._head.full_logits(part), targets
+                    done += len(part)
+
+
+def batches(windows: Sequence[Int64]) -> Iterator[list[Int64]]:
+    """The windows in order, as many at once as `_TOKENS` allows: weights are read once for all."""
+    batch: list[Int64] = []
+    for window in windows:
+        longest = max(len(each) for each in (*batch, window))
+        if batch and (len(batch) + 1) * longest > _TOKENS:
+            yield batch
+            batch = []
+        batch.append(window)
+    yield batch
 
 
 def _fed_backbone(

@@ -19,7 +19,7 @@ from headport.lowering.matrices import find_matrices
 from headport.metrics import score_rows
 from headport.quantize.command import quantize
 from headport.quantize.mix.command import Options, mix
-from headport.quantize.mix.reading import Reader
+from headport.quantize.mix.reading import Reader, batches
 from headport.quantize.mix.report import MixReport
 from headport.quantize.mix.rounding import RoundedMatrices
 from headport.quantize.options import Options as QuantizeOptions
@@ -170,6 +170,21 @@ def test_other_matrices_than_the_bundles_are_noticed(
     name = next(iter(weights))
     with pytest.raises(ParityError, match="with its own matrices handed in differs"):
         reader.check(weights | {name: weights[name] * np.float32(1.1)}, reading)
+
+
+def test_windows_read_at_once_are_read_as_alone(
+    tiny_bundle: Path, folder: Path, tmp_path: Path
+) -> None:
+    source = Bundle.open(tiny_bundle)
+    reader = Reader(source, tmp_path, SessionSettings(threads=1))
+    [ids] = read_ids(source, [folder / "text.txt"], 64)
+    windows = [ids[:9], ids[8:50], ids[49:52]]
+    together = reader.read(windows).logits
+    alone = [reader.read([window]).logits for window in windows]
+    assert together.shape == (8 + 41 + 2, 257)
+    np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-4)
+    long = [np.zeros(n, np.int64) for n in (513, 513, 513, 100, 100)]
+    assert [len(batch) for batch in batches(long)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(
