@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from headport import tuned
@@ -19,7 +20,7 @@ from headport.inspection import describe
 from headport.manifest import SelftestTolerance, encode_manifest
 from headport.memory import measure_memory
 from headport.runtime import Generator
-from headport.runtime.tuning import command
+from headport.runtime.tuning import command, measure
 from headport.runtime.tuning.candidates import Candidate
 from headport.runtime.tuning.command import Options, tune
 from headport.runtime.tuning.measure import Task, measure_apart, measure_here
@@ -44,12 +45,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def _timer(times: dict[tuple[int, bool], float], answers: str = "same") -> Any:
-    def measure(task: Task, candidate: Candidate) -> Measured:
+    def timed(task: Task, candidate: Candidate) -> Measured:
         del task
         ms = times[candidate.threads, candidate.spinning]
         return Measured(ms, 2 * ms, answers if candidate.threads > 1 else "same")
 
-    return measure
+    return timed
 
 
 def _tuned(source: Path, output: Path, times: Any = None, **options: Any) -> Bundle:
@@ -193,13 +194,19 @@ def test_other_bits_are_told(
     assert [line[0] for line in lines[3:8]] == [" ", "→", " ", " ", " "]
 
 
-def test_a_run_is_that_of_a_generator(tiny_lowered: Path) -> None:
+def test_a_run_is_that_of_a_generator(tiny_lowered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(bundle=str(tiny_lowered), head="lm", prompt=20, steps=6)
     one, two = (measure_here(task, Candidate(count, False)) for count in (1, 2))
     assert one.decode_ms > 0 and one.prompt_ms > 0
     assert one.answers == two.answers
-    other = msgspec.structs.replace(task, prompt=21)
-    assert measure_here(other, Candidate(1, False)).answers != one.answers
+    outputs = measure._outputs
+
+    def off_by_a_bit(*arguments: Any) -> list[np.ndarray]:
+        hidden, *others = outputs(*arguments)
+        return [np.nextafter(hidden, np.float32(np.inf)), *others]
+
+    monkeypatch.setattr(measure, "_outputs", off_by_a_bit)
+    assert measure_here(task, Candidate(1, False)).answers != one.answers
 
 
 def test_what_a_process_says_at_its_end_is_handed_on(tmp_path: Path) -> None:
