@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Any
 
 import msgspec
@@ -60,7 +61,10 @@ class MixReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-_COLUMNS = ("group", "matrices", "saved MB", "KL alone", "±", "PPL × alone", "KL / MB", "format")
+_COLUMNS = (
+    *("group", "matrices", "saved MB", "KL alone", "±", "PPL × alone", "KL / MB"),
+    *("MB to here", "sum of KL", "format"),
+)
 _LIMITS = {
     "kl": "mean KL {:.3g}",
     "ppl": "perplexity × {:.5g}",
@@ -89,7 +93,9 @@ def render_markdown(report: dict[str, Any]) -> str:
     """The same as a page."""
     lines = [f"# Mix of {' and '.join(report['formats'])}", ""]
     lines += ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
-    lines += ["| " + " | ".join((f"`{row[0]}`", *row[1:])) + " |" for row in _rows(report)]
+    for name, *cells in _rows(report):
+        shown = name.replace("|", "\\|")  # a table's own rule, also inside code
+        lines.append("| " + " | ".join((f"`{shown}`", *cells)) + " |")
     lines += ["", "| mix | |", "|---|---|"]
     lines += [f"| {title} | {words} |" for title, words in _wholes(report)]
     lines += ["", *(f"- {remark}" for remark in _remarks(report)), ""]
@@ -98,7 +104,11 @@ def render_markdown(report: dict[str, Any]) -> str:
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Groups, cheapest first; the last columns are of the mix that ends with the row."""
     small, large = report["formats"]
+    saved = accumulate(row["bytes_saved"] for row in report["groups"])
+    first = report["all_large"]["text"]["kl_mean"]
+    kl = accumulate((row["alone"]["kl_mean"] for row in report["groups"]), initial=first)
     return [
         (
             row["label"],
@@ -108,9 +118,11 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
             f"{row['alone']['kl_error']:.0e}",
             f"{row['alone']['perplexity_ratio']:.4f}",
             f"{1e6 * row['alone']['kl_mean'] / row['bytes_saved']:.1e}",
+            f"{(report['all_large']['nbytes'] - so_far) / 1e6:.1f}",
+            f"{added:.1e}",
             small if row["chosen"] else large,
         )
-        for row in report["groups"]
+        for row, so_far, added in zip(report["groups"], saved, islice(kl, 1, None), strict=True)
     ]
 
 
