@@ -18,8 +18,15 @@ from headport.errors import BundleError, UsageError
 __all__ = [
     "ATTENTION",
     "DOMAIN",
+    "GAMMA",
+    "NORMED",
     "OPTION",
     "PRODUCT",
+    "PRODUCT_INPUTS",
+    "PRODUCT_OUTPUTS",
+    "SKIP",
+    "SUM",
+    "UNGATED",
     "VARIABLE",
     "VERSION",
     "Kernels",
@@ -28,8 +35,11 @@ __all__ = [
 
 DOMAIN = "headport.kernels"
 PRODUCT, ATTENTION = "BlockMatMul", "CachedAttention"  # its operators
+# Of a product: x, weight, scale, skip, gamma → y, x + skip, its norm, what a gate is made of.
+SKIP, GAMMA, PRODUCT_INPUTS = 3, 4, 5
+SUM, NORMED, UNGATED, PRODUCT_OUTPUTS = 1, 2, 3, 4
 OPTION = "headport.kernels"  # among a manifest's session options; its value is the version
-VERSION = 1
+VERSION = 2
 VARIABLE = "HEADPORT_KERNELS"  # the library's path, where none is given
 _BUILD = (
     "build it with `make kernels` (a C++17 compiler and CMake are needed) and give its path, "

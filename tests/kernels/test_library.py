@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,16 +19,30 @@ OPTIONS = {OPTION: str(VERSION)}
 
 
 def _session(
-    folder: Path, library: Path, weight: np.ndarray, scale: np.ndarray, **sizes: int
+    folder: Path,
+    library: Path,
+    weight: np.ndarray,
+    scale: np.ndarray,
+    *,
+    activation: str = "none",
+    epsilon: float = 0.0,
+    **sizes: int,
 ) -> Session:
-    given = ", ".join(f"{name} = {value}" for name, value in sizes.items())
+    given = "".join(f"{name} = {value}, " for name, value in sizes.items())
+    given += f'activation = "{activation}", epsilon = {epsilon:.9f}'
     model = ir.from_onnx_text(f"""
-        <ir_version: 10, opset_import: ["": 23, "{DOMAIN}": 1]>
+        <ir_version: 10, opset_import: ["": 23, "{DOMAIN}": {VERSION}]>
         product (float[batch, sequence, k] x, uint8[n, b, c] w, float[n, b] s)
           => (float[batch, sequence, m] y)
         {{ y = {DOMAIN}.BlockMatMul <{given}> (x, w, s) }}
     """)
-    for name, array in (("w", weight), ("s", scale)):
+    return _opened(folder, library, model, {"w": weight, "s": scale})
+
+
+def _opened(
+    folder: Path, library: Path, model: ir.Model, constants: dict[str, np.ndarray]
+) -> Session:
+    for name, array in constants.items():
         value = next(port for port in model.graph.inputs if port.name == name)
         model.graph.inputs.remove(value)
         value.const_value = ir.tensor(array, name=name)
@@ -75,6 +90,54 @@ def test_the_product(tmp_path: Path, library: Path, bits: int, block: int, K: in
     assert _product(session, x[:0]).shape == (0, 11, N)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize(("activation", "skips"), [("silu", True), ("gelu_tanh", False)])
+def test_what_goes_before_and_after(
+    tmp_path: Path, library: Path, activation: str, skips: bool, rows: int
+) -> None:
+    rng = np.random.default_rng(1)
+    stored = rng.integers(0, 256, (12, 2, 32), dtype=np.uint8)
+    constants = {
+        "w": stored,
+        "s": rng.normal(0, 0.01, (12, 2)).astype(np.float32),
+        "gamma": rng.normal(1, 0.3, 50).astype(np.float32),
+    }
+    model = ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 23, "{DOMAIN}": {VERSION}]>
+        product (float[r, 50] x, float[r, 50] skip, uint8[n, b, c] w, float[n, b] s, float[k] gamma)
+          => (float[r, 6] y, float[r, 50] sum, float[r, 50] normed, float[r, 12] inner)
+        {{
+          y, sum, normed, inner = {DOMAIN}.BlockMatMul
+            <N = 12, K = 50, bits = 8, block_size = 32, activation = "{activation}", epsilon = 0.01>
+            (x, w, s, {"skip" if skips else ""}, gamma)
+        }}
+    """)
+    session = _opened(tmp_path, library, model, constants)
+    x, skip = rng.normal(0, 1, (2, rows, 50)).astype(np.float32)
+    found = session.run({"x": x, "skip": skip})
+    total = (x + skip if skips else x).astype(float)
+    np.testing.assert_allclose(found["sum"], total, atol=1e-6)
+    normed = total / np.sqrt((total**2).mean(1, keepdims=True) + 0.01) * constants["gamma"]
+    np.testing.assert_allclose(found["normed"], normed, atol=2e-6)
+    step = np.repeat(constants["s"].astype(float), 32, 1).reshape(12, 64)
+    weight = ((stored.reshape(12, 64).astype(float) - 128) * step)[:, :50]
+    np.testing.assert_allclose(found["inner"], normed @ weight.T, atol=2e-3)
+    gate, up = np.split(found["inner"].astype(float), 2, axis=1)
+    if activation == "silu":
+        gate = gate / (1 + np.exp(-gate))
+    else:
+        gate = gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
+    np.testing.assert_allclose(found["y"], gate * up, atol=1e-5)
+    # Nothing that is left out changes what is kept, and a row is the same alone.
+    model.graph.outputs[:] = model.graph.outputs[:1]
+    for value in next(iter(model.graph)).outputs[1:]:
+        value.name = ""
+    alone = _opened(tmp_path, library, model, {})
+    np.testing.assert_array_equal(alone.run({"x": x, "skip": skip})["y"], found["y"])
+    last = {"x": x[-1:], "skip": skip[-1:]}
+    np.testing.assert_array_equal(alone.run(last)["y"][0], found["y"][-1])
+
+
 def test_the_librarys_own_test(tested: Path) -> None:
     done = subprocess.run([tested / "kernel_test"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -84,7 +147,7 @@ def test_a_library_that_registers_nothing(tmp_path: Path, library: Path) -> None
     source = tmp_path / "empty.cc"
     source.write_text(
         'extern "C" void* RegisterCustomOps(void*, void*) { return nullptr; }\n'
-        'extern "C" int headport_kernels_version() { return 1; }\n'
+        'extern "C" int headport_kernels_version() { return 2; }\n'
         'extern "C" const char* headport_kernels_name() { return "none"; }\n'
     )
     empty = tmp_path / "empty.so"
@@ -108,9 +171,11 @@ def _ones(*shape: int) -> np.ndarray:
 
 def test_wrong_sizes_are_refused(tmp_path: Path, library: Path) -> None:
     scale = np.ones((2, 2), np.float32)
-    sizes = {"N": 2, "K": 64, "bits": 8, "block_size": 32}
+    sizes: dict[str, Any] = {"N": 2, "K": 64, "bits": 8, "block_size": 32}
     for wrong, message in (
-        ({"block_size": 16}, "block_size of 32 to 256 were expected"),
+        ({"block_size": 16}, "block_size of 32, 64, 128 or 256 were expected"),
+        ({"activation": "relu"}, "activation none, silu or gelu_tanh was expected, relu was found"),
+        ({"activation": "silu", "N": 3}, "an even N was expected for activation silu"),
         ({"bits": 2}, "bits 4 or 8"),
         ({"N": 0}, "N and K above 0"),
     ):
@@ -134,8 +199,8 @@ def test_a_library_that_is_none(
     monkeypatch.setenv("HEADPORT_KERNELS", str(library))
     found = needed_kernels(OPTIONS)
     assert found is not None and found.version == VERSION and found.instructions
-    with pytest.raises(BundleError, match="kernels of version 2, this headport knows 1"):
-        needed_kernels({OPTION: "2"})
+    with pytest.raises(BundleError, match="kernels of version 1, this headport knows 2"):
+        needed_kernels({OPTION: "1"})
     [check] = [c for c in diagnose().checks if "HEADPORT_KERNELS" in c.name]
     assert check.passed and check.found == f"version {VERSION}, {found.instructions}"
     (tmp_path / "text").write_text("no library")

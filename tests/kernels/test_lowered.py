@@ -78,19 +78,19 @@ def test_backbone_and_head(
         "MatMulNBits": 0,
         PRODUCT: 9,
         "Concat": 0,
-        "Split": 2,
+        "Split": 0,
         "GroupQueryAttention": 0,
         ATTENTION: 2,
     }
     manifest = bundle.manifest
-    assert manifest.session_options[OPTION] == "1"
+    assert manifest.session_options[OPTION] == "2"
     record = manifest.backbone_quantization
     assert record is not None and {record.activations_of(m) for m in record.matrices.values()} == {
         "residual"
     }
     assert manifest.heads["lm"].quantization.activations == "residual"  # type: ignore[union-attr]
     assert run_selftest(bundle)
-    assert "headport.kernels = 1" in describe(bundle).text()
+    assert "headport.kernels = 2" in describe(bundle).text()
     expected, found = _hidden_states(portable), _hidden_states(bundle)
     # Activations of 16 bits: nearer than any rounding to 8 bits comes.
     assert np.abs(found - expected).max() < 2e-4 * np.abs(expected).max()

@@ -39,22 +39,6 @@ void score(const Attended& a) {
   }
 }
 
-// exp(x) for x up to 0, within 2e-7 of itself; what is below -87 counts as -87, which is 2e-38.
-// x = n ln 2 + r with |r| up to ln 2 / 2, and exp(r) by its series: r^8 / 8! is 5e-9.
-__m256 exp_of(__m256 x) {
-  x = _mm256_max_ps(_mm256_set1_ps(-87.0F), x);  // in this order NaN stays NaN
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504F)),
-                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375F), x);
-  r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4F), r);
-  __m256 y = _mm256_set1_ps(1.0F / 5040);
-  for (const float next : {1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1.0F, 1.0F})
-    y = _mm256_fmadd_ps(y, r, _mm256_set1_ps(next));
-  const __m256i power =
-      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-  return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
-}
-
 // Scores become weights; their sum.
 float weigh(const Attended& a) {
   const std::int64_t padded = (a.count + kLanes - 1) / kLanes * kLanes;

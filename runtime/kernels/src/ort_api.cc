@@ -23,6 +23,15 @@ float real_attribute(const OrtKernelInfo* info, const char* name) {
   return value;
 }
 
+std::string text_attribute(const OrtKernelInfo* info, const char* name) {
+  std::size_t size = 0;  // with the zero at its end
+  check(api->KernelInfoGetAttribute_string(info, name, nullptr, &size));
+  std::string value(size, '\0');
+  check(api->KernelInfoGetAttribute_string(info, name, value.data(), &size));
+  value.resize(size == 0 ? 0 : size - 1);
+  return value;
+}
+
 const OrtValue* find_input(const OrtKernelContext* context, std::size_t index) {
   const OrtValue* value = nullptr;
   check(api->KernelContext_GetInput(context, index, &value));
@@ -52,6 +61,12 @@ OrtValue* make_output(OrtKernelContext* context, std::size_t index,
   OrtValue* value = nullptr;
   check(api->KernelContext_GetOutput(context, index, dims.data(), dims.size(), &value));
   return value;
+}
+
+float* find_output(OrtKernelContext* context, std::size_t index,
+                   const std::vector<std::int64_t>& dims) {
+  OrtValue* value = make_output(context, index, dims);
+  return value == nullptr ? nullptr : data_of<float>(value);
 }
 
 Operator::Operator() : OrtCustomOp{} {

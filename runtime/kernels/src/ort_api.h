@@ -36,6 +36,7 @@ OrtStatus* guarded(const char* name, Work&& work) {
 
 std::int64_t whole_attribute(const OrtKernelInfo* info, const char* name);
 float real_attribute(const OrtKernelInfo* info, const char* name);
+std::string text_attribute(const OrtKernelInfo* info, const char* name);
 
 // Null where an optional input is left out.
 const OrtValue* find_input(const OrtKernelContext* context, std::size_t index);
@@ -43,6 +44,10 @@ std::vector<std::int64_t> dims_of(const OrtValue* value);
 std::int64_t product_of(const std::vector<std::int64_t>& dims);
 OrtValue* make_output(OrtKernelContext* context, std::size_t index,
                       const std::vector<std::int64_t>& dims);
+
+// Null where an optional output is left out; else float32.
+float* find_output(OrtKernelContext* context, std::size_t index,
+                   const std::vector<std::int64_t>& dims);
 
 template <typename T>
 T* data_of(OrtValue* value) {

@@ -28,8 +28,8 @@ std::vector<float> run(const Kernel& kernel, const Form& form, std::int64_t rows
   std::vector<float> scale(static_cast<std::size_t>(form.N * form.blocks()));
   for (float& value : scale) value = random.real();
   std::vector<std::int16_t> q(static_cast<std::size_t>(rows * form.padded()));
-  std::vector<float> step(static_cast<std::size_t>(rows * form.blocks()));
-  std::vector<std::int32_t> offset(step.size() * kParts);
+  std::vector<float> step(static_cast<std::size_t>(rows * form.spans() * kParts));
+  std::vector<std::int32_t> offset(step.size());
   std::vector<float> y(static_cast<std::size_t>(rows * form.N));
   const Operands operands{form,         x.data(),
                           rows,         weight.data(),
@@ -91,11 +91,56 @@ std::string find_attention_fault(const Kernel& kernel) {
   return {};
 }
 
+std::vector<float> random_values(std::int64_t count, float size, Random& random) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& value : values) value = size * random.real();
+  return values;
+}
+
+std::vector<float> run_norm(const Kernel& kernel, std::int64_t K, bool skips) {
+  Random random;
+  const std::vector<float> x = random_values(K, 3.0F, random);
+  const std::vector<float> skip = random_values(K, 2.0F, random);
+  const std::vector<float> gamma = random_values(K, 1.0F, random);
+  std::vector<float> made(static_cast<std::size_t>(2 * K));
+  // An epsilon that counts, so that one that is lost is seen.
+  kernel.normalise({x.data(), skips ? skip.data() : nullptr, gamma.data(), 0.5F, K, made.data(),
+                    made.data() + K});
+  return made;
+}
+
+std::vector<float> run_gate(const Kernel& kernel, Activation activation, std::int64_t count,
+                            float size) {
+  Random random;
+  const std::vector<float> gate = random_values(count, size, random);
+  const std::vector<float> up = random_values(count, 1.0F, random);
+  std::vector<float> y(static_cast<std::size_t>(count));
+  kernel.gate({activation, gate.data(), up.data(), count, y.data()});
+  return y;
+}
+
+std::string find_fault_around(const Kernel& kernel) {
+  for (const std::int64_t K : {8, 20, 64})
+    for (const bool skips : {false, true})
+      if (!agree(run_norm(kernel, K, skips), run_norm(kPortable, K, skips)))
+        return std::string(kernel.name) + " differs from the plain form: a norm of " +
+               std::to_string(K);
+  for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh})
+    for (const std::int64_t count : {3, 8, 21})
+      for (const float size : {4.0F, 200.0F})  // the larger: exponentials that overflow
+        if (!agree(run_gate(kernel, activation, count, size),
+                   run_gate(kPortable, activation, count, size)))
+          return std::string(kernel.name) + " differs from the plain form: an activation of " +
+                 std::to_string(count);
+  return {};
+}
+
 }  // namespace
 
 std::string find_fault(const Kernel& kernel) {
-  const std::string fault = find_product_fault(kernel);
-  return fault.empty() ? find_attention_fault(kernel) : fault;
+  for (const auto find : {find_product_fault, find_attention_fault, find_fault_around})
+    if (std::string fault = find(kernel); !fault.empty()) return fault;
+  return {};
 }
 
 }  // namespace headport::kernels

@@ -36,8 +36,8 @@ struct Case {
     x.resize(sized(rows * form.K));
     scale.resize(sized(form.N * form.blocks()));
     y.resize(sized(rows * form.N));
-    step.resize(sized(rows * form.blocks()));
-    offset.resize(step.size() * kParts);
+    step.resize(sized(rows * form.spans() * kParts));
+    offset.resize(step.size());
     q.resize(sized(rows * form.padded()));
     weight.resize(sized(form.N * form.row_bytes()));
     for (float& value : x) value = real();
@@ -68,7 +68,7 @@ struct Case {
           for (std::int64_t k = b * form.block; k < end; ++k)
             most = std::max(most, std::fabs(double{x[static_cast<std::size_t>(row * form.K + k)]}));
           for (std::int64_t k = b * form.block; k < end; ++k) {
-            const std::int64_t at = n * form.padded() + k;
+            const std::int64_t at = n * form.blocks() * form.block + k;
             const int byte = weight[static_cast<std::size_t>(at * form.bits / 8)];
             const int stored = form.bits == 8 ? byte : k % 2 ? byte >> 4 : byte & 15;
             const double w = unit * (stored - form.zero_point());
@@ -102,19 +102,25 @@ void check_values() {
 }
 
 // What a row gives is the same, bit for bit, whatever is beside it.
-void check_rows_alone() {
-  Case together({6, 96, 32, 8}, 7);
+void check_rows_alone(const Form& form, std::int64_t rows) {
+  Case together(form, rows);
   together.run(find_kernel());
-  for (std::int64_t row = 0; row < together.rows; ++row) {
-    Case alone({6, 96, 32, 8}, 1);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    Case alone(form, 1);
     alone.weight = together.weight;
     alone.scale = together.scale;
-    for (std::size_t k = 0; k < 96; ++k)
-      alone.x[k] = together.x[static_cast<std::size_t>(row) * 96 + k];
+    std::copy_n(together.x.begin() + row * form.K, form.K, alone.x.begin());
     alone.run(find_kernel());
-    for (std::size_t n = 0; n < 6; ++n)
-      expect(alone.y[n] == together.y[static_cast<std::size_t>(row) * 6 + n], "a row alone");
+    expect(std::equal(alone.y.begin(), alone.y.end(), together.y.begin() + row * form.N),
+           "a row alone");
   }
+}
+
+void check_rows_alone() {
+  for (const int bits : {4, 8})
+    for (const std::int64_t block : {32, 64, 256})
+      for (const std::int64_t K : {2 * block, 3 * block, 3 * block - 20})
+        for (const std::int64_t N : {1, 6, 35}) check_rows_alone({N, K, block, bits}, 7);
 }
 
 void check_values_that_are_none() {
@@ -171,10 +177,63 @@ void check_attention() {
         }
 }
 
+// Norms and activations against float64.
+void check_around() {
+  for (const Kernel* kernel : {&kPortable, &find_kernel()})
+    for (const std::int64_t K : {4, 8, 30, 576})
+      for (const bool skips : {false, true}) {
+        const Case from({1, 3 * K, 32, 8}, 1);
+        const float* x = from.x.data();
+        const float* skip = x + K;
+        const float* gamma = skip + K;
+        std::vector<float> sum(static_cast<std::size_t>(K)), normed(sum.size());
+        kernel->normalise({x, skips ? skip : nullptr, gamma, 1e-2F, K, sum.data(), normed.data()});
+        double squares = 0;
+        const auto added = [&](std::int64_t k) { return double{x[k]} + (skips ? double{skip[k]} : 0.0); };
+        for (std::int64_t k = 0; k < K; ++k) squares += added(k) * added(k);
+        const double factor = 1 / std::sqrt(squares / static_cast<double>(K) + double{1e-2F});
+        for (std::int64_t k = 0; k < K; ++k) {
+          const auto at = static_cast<std::size_t>(k);
+          expect(std::fabs(double{sum[at]} - added(k)) < 1e-6, "a sum against float64");
+          expect(std::fabs(double{normed[at]} - added(k) * factor * double{gamma[k]}) < 2e-6,
+                 "a norm against float64");
+        }
+        // In place of the sum, and of a row that holds what is none.
+        std::vector<float> alone(sum.size());
+        kernel->normalise({x, skips ? skip : nullptr, gamma, 1e-2F, K, alone.data(), alone.data()});
+        expect(alone == normed, "a norm that keeps no sum");
+        alone.assign(x, x + K);
+        alone[0] = std::numeric_limits<float>::quiet_NaN();
+        kernel->normalise({alone.data(), nullptr, gamma, 1e-2F, K, sum.data(), normed.data()});
+        for (const float value : normed) expect(std::isnan(value), "a norm of a row that is none");
+      }
+  for (const Kernel* kernel : {&kPortable, &find_kernel()})
+    for (const bool silu : {true, false}) {
+      std::vector<float> gate, up;
+      for (int i = -4003; i <= 4000; ++i) gate.push_back(static_cast<float>(i) / 37), up.push_back(0.75F);
+      gate[5] = std::numeric_limits<float>::quiet_NaN();
+      std::vector<float> y(gate.size()), one(1);
+      const Activation which = silu ? Activation::kSilu : Activation::kGeluTanh;
+      kernel->gate({which, gate.data(), up.data(), static_cast<std::int64_t>(y.size()), y.data()});
+      expect(std::isnan(y[5]), "an activation of what is none");
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        if (i == 5) continue;
+        const double g = double{gate[i]};
+        const double exact = silu ? g / (1 + std::exp(-g))
+                                  : 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) *
+                                                             (g + 0.044715 * g * g * g)));
+        expect(std::fabs(double{y[i]} - 0.75 * exact) < 1e-6 * (1 + std::fabs(g)),
+               "an activation against float64");
+        kernel->gate({which, &gate[i], &up[i], 1, one.data()});
+        expect(one[0] == y[i], "a value alone");
+      }
+    }
+}
+
 // Faults that a kernel could have, each found by the self-test.
 void without_offset(const Operands& o, std::int64_t from, std::int64_t to) {
   kPortable.round(o, from, to);
-  for (std::int64_t i = from * o.form.blocks() * kParts; i < to * o.form.blocks() * kParts; ++i)
+  for (std::int64_t i = from * o.form.spans() * kParts; i < to * o.form.spans() * kParts; ++i)
     o.rounded.offset[i] = 0;
 }
 void swapped(const Operands& o, std::int64_t from, std::int64_t to) {
@@ -187,7 +246,7 @@ void without_last_output(const Operands& o, std::int64_t from, std::int64_t to) 
 }
 void without_last_block(const Operands& o, std::int64_t from, std::int64_t to) {
   kPortable.round(o, from, to);
-  o.rounded.step[to * o.form.blocks() - 1] = 0;
+  std::fill_n(o.rounded.step + (to * o.form.spans() - 1) * kParts, kParts, 0.0F);
 }
 
 void without_last_key(const Attended& a) {
@@ -201,16 +260,46 @@ void without_maximum(const Attended& a) {  // overflows where scores are large
     if (a.scores[j] > 88.0F) a.out[0] = std::numeric_limits<float>::quiet_NaN();
 }
 
+void without_epsilon(const Normalised& n) {
+  Normalised less = n;
+  less.epsilon = 0;
+  kPortable.normalise(less);
+}
+void without_sum(const Normalised& n) {
+  kPortable.normalise(n);
+  std::copy_n(n.x, n.K, n.sum);
+}
+void as_silu(const Gated& g) {
+  Gated other = g;
+  other.activation = Activation::kSilu;
+  kPortable.gate(other);
+}
+void without_last_value(const Gated& g) {
+  kPortable.gate(g);
+  g.y[g.count - 1] = 0;
+}
+
+Kernel with(const char* name, void (*change)(Kernel&)) {
+  Kernel kernel = kPortable;
+  kernel.name = name;
+  change(kernel);
+  return kernel;
+}
+
 void check_faults_are_found() {
   expect(find_fault(find_kernel()).empty(), "the fast form passes");
   expect(find_fault(kPortable).empty(), "the plain form passes");
   const Kernel broken[] = {
-      {"offset", without_offset, kPortable.multiply, kPortable.attend},
-      {"order", swapped, kPortable.multiply, kPortable.attend},
-      {"output", kPortable.round, without_last_output, kPortable.attend},
-      {"block", without_last_block, kPortable.multiply, kPortable.attend},
-      {"last key", kPortable.round, kPortable.multiply, without_last_key},
-      {"maximum", kPortable.round, kPortable.multiply, without_maximum}};
+      with("offset", [](Kernel& k) { k.round = without_offset; }),
+      with("order", [](Kernel& k) { k.round = swapped; }),
+      with("output", [](Kernel& k) { k.multiply = without_last_output; }),
+      with("block", [](Kernel& k) { k.round = without_last_block; }),
+      with("last key", [](Kernel& k) { k.attend = without_last_key; }),
+      with("maximum", [](Kernel& k) { k.attend = without_maximum; }),
+      with("epsilon", [](Kernel& k) { k.normalise = without_epsilon; }),
+      with("sum", [](Kernel& k) { k.normalise = without_sum; }),
+      with("activation", [](Kernel& k) { k.gate = as_silu; }),
+      with("last value", [](Kernel& k) { k.gate = without_last_value; })};
   for (const Kernel& kernel : broken) expect(!find_fault(kernel).empty(), kernel.name);
 }
 
@@ -221,6 +310,7 @@ int main() {
   check_rows_alone();
   check_values_that_are_none();
   check_attention();
+  check_around();
   check_faults_are_found();
   if (failures == 0) std::printf("%s: all checks passed\n", find_kernel().name);
   return failures == 0 ? 0 : 1;

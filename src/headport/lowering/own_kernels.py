@@ -144,7 +144,15 @@ def _adopt(model: ir.Model, node: ir.Node) -> str:
         x = _whole(node)
     emit = Emitter(model.graph, node, _name(node))
     kept = {name: attribute(node, name, 0) for name in _KEPT}
-    product = emit.op(PRODUCT, [x, *node.inputs[1:3]], "own", domain=DOMAIN, **kept)
+    product = emit.op(
+        PRODUCT,
+        [x, *node.inputs[1:3]],
+        "own",
+        domain=DOMAIN,
+        activation="none",
+        epsilon=0.0,
+        **kept,
+    )
     product.type = ir.TensorType(ir.DataType.FLOAT)
     model.opset_imports[DOMAIN] = VERSION
     if total is None:

@@ -20,7 +20,7 @@ from headport.bundle import Bundle
 from headport.cache_ports import is_state
 from headport.errors import ParityError
 from headport.given_rows import EMBEDDING_ROWS
-from headport.kernels import PRODUCT
+from headport.kernels import GAMMA, NORMED, PRODUCT, PRODUCT_OUTPUTS, SKIP, UNGATED
 from headport.lowering.matrices import find_products
 from headport.lowering.siblings import INPUT, OUTPUTS, PARTS, SUMS
 from headport.session import SessionSettings, open_session
@@ -28,8 +28,10 @@ from headport.session import SessionSettings, open_session
 __all__ = [
     "Observed",
     "WrittenProduct",
+    "open_up",
     "run_alone",
     "run_lookup",
+    "run_prompt",
     "run_real",
     "written_products",
 ]
@@ -65,6 +67,14 @@ class WrittenProduct:
     def y(self) -> ir.Value:
         """Output, float [..., ≥ N]."""
         return self.around[1] if self.around else self.node.outputs[0]
+
+    def read(self, rows: ir.Value) -> None:
+        """Multiply these rows, as they are."""
+        ir.convenience.replace_all_uses_with(self.x, rows)
+        if _has_norm(self.node):
+            for place in (SKIP, GAMMA):
+                self.node.replace_input_with(place, None)
+            self.node.replace_input_with(0, rows)
 
     def own(self, found: Float64) -> Float64:
         """Its columns of the output, [rows, N]."""
@@ -108,7 +118,34 @@ def _written(graph: ir.Graph, node: ir.Node, weights: Sequence[str]) -> Iterator
             x, y = (_value(graph, end) for end in ends)
             yield WrittenProduct(name, node, (count, K), around=(x, y))
         else:
-            yield WrittenProduct(name, node, (count, K), sum(counts[:index]))
+            around = open_up(node) if node.op_type == PRODUCT else None
+            yield WrittenProduct(name, node, (count, K), sum(counts[:index]), around)
+
+
+def _has_norm(node: ir.Node) -> bool:
+    return node.op_type == PRODUCT and len(node.inputs) > GAMMA and node.inputs[GAMMA] is not None
+
+
+def open_up(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """What the product itself takes and gives, where its node does more; None: nothing more.
+
+    Args:
+        node: BlockMatMul; given the outputs that this takes.
+    """
+    is_gated, has_norm = node.attributes["activation"].as_string() != "none", _has_norm(node)
+    if not (is_gated or has_norm):
+        return None
+    name = node.outputs[0].name
+    if len(node.outputs) < PRODUCT_OUTPUTS:
+        kept = len(node.outputs)
+        node.resize_outputs(PRODUCT_OUTPUTS)
+        for value in node.outputs[kept:]:
+            value.name = ""
+    for place in ((NORMED,) if has_norm else ()) + ((UNGATED,) if is_gated else ()):
+        node.outputs[place].name = node.outputs[place].name or f"{name}.inner.{place}"
+    x = node.outputs[NORMED] if has_norm else node.inputs[0]
+    assert x is not None
+    return x, node.outputs[UNGATED if is_gated else 0]
 
 
 def _value(graph: ir.Graph, name: str) -> ir.Value:
@@ -144,7 +181,7 @@ def run_alone(
         for K in sorted({p.size[1] for p in products})
     }
     for product in products:
-        ir.convenience.replace_all_uses_with(product.x, inputs[product.size[1]])
+        product.read(inputs[product.size[1]])
         product.y.type = ir.TensorType(ir.DataType.FLOAT)
         product.y.shape = None
     graph.inputs[:] = list(inputs.values())
@@ -165,17 +202,34 @@ def run_real(bundle: Bundle, settings: SessionSettings | None = None) -> list[Ob
     """Every product on what reaches it in a prompt of random tokens."""
     model = ir.load(bundle.path / bundle.manifest.backbone.file)
     products = written_products(model)
-    watched = {id(v): v for p in products for v in (p.x, p.y)}
-    for value in watched.values():
+    found = run_prompt(bundle, model, [v for p in products for v in (p.x, p.y)], settings)
+    return [Observed(p.name, found[p.x.name or ""], p.own(found[p.y.name or ""])) for p in products]
+
+
+def run_prompt(
+    bundle: Bundle,
+    model: ir.Model,
+    watched: Iterable[ir.Value],
+    settings: SessionSettings | None = None,
+) -> dict[str, Float64]:
+    """Values inside of a written backbone, on a prompt of random tokens.
+
+    Args:
+        bundle: Written, sealed or not.
+        model: Its backbone, as it was loaded; its outputs change.
+        watched: What to return.
+        settings: Session settings.
+
+    Returns:
+        By name, [tokens, width].
+    """
+    outputs = {id(v): v for v in watched}
+    for value in outputs.values():
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-    model.graph.outputs[:] = list(watched.values())
+    model.graph.outputs[:] = list(outputs.values())
     feeds = _prompt(model.graph.inputs, bundle.manifest.vocabulary.size, _tokens(bundle))
     with _opened(bundle, model, settings) as session:
-        found = session.run(feeds)
-    return [
-        Observed(p.name, _rows(found[p.x.name or ""]), p.own(_rows(found[p.y.name or ""])))
-        for p in products
-    ]
+        return {name: _rows(value) for name, value in session.run(feeds).items()}
 
 
 def run_lookup(

@@ -32,6 +32,7 @@ from headport.lowering.in_place import (
 from headport.lowering.layouts import straighten
 from headport.lowering.match import Match
 from headport.lowering.own_attention import adopt_attention
+from headport.lowering.own_fusion import fuse_gates, fuse_norms
 from headport.lowering.own_kernels import adopt_in_head, adopt_kernels
 from headport.lowering.packed_qkv import pack_qkv
 from headport.lowering.positions import lower_positions
@@ -232,7 +233,7 @@ def find_target(name: str, onnxruntime: str = NEWEST, *, own_kernels: bool = Fal
     return replace(
         found,
         backbone=(*found.backbone, adopt_attention),
-        packing=(adopt_kernels, *found.packing),
+        packing=(adopt_kernels, *found.packing, fuse_gates, fuse_norms),
         head=(*found.head, adopt_in_head),
     )
 
