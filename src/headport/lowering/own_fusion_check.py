@@ -29,11 +29,13 @@ _UNDERFLOW = 1e-30
 
 
 def _silu(g: Float64) -> Float64:
-    return g / (1 + np.exp(-g))
+    y: Float64 = g / (1 + np.exp(-g))
+    return y
 
 
 def _gelu_tanh(g: Float64) -> Float64:
-    return 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    y: Float64 = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    return y
 
 
 _GATES = {"silu": _silu, "gelu_tanh": _gelu_tanh}
