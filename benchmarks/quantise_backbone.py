@@ -74,6 +74,9 @@ ROWS: dict[str, dict[str, Any]] = {
         "backbone_activations": "exact",
         "head": "int8",
     },
+    "int4:64 + int8 head": {"backbone": "int4", "backbone_block": 64, "head": "int8"},
+    "int4:32 + int4 head": {"backbone": "int4", "head": "int4"},
+    "int4:64 + int4 head": {"backbone": "int4", "backbone_block": 64, "head": "int4"},
     "int4:16 + int8 head": {"backbone": "int4", "backbone_block": 16, "head": "int8"},
     "int4:32, down_proj int8 + int8 head": {
         "backbone": "int4",
