@@ -2,10 +2,11 @@
 
     python -m benchmarks.large_vocabulary FOLDER [--genai-python PYTHON]
         [--vocab 262144] [--hidden 640] [--layers 18] [--kept 16384] [--backbone int8 int4]
+        [--backbone-block 64] [--head int8] [--kernels FILE]
 
 writes the checkpoint (sizes of Gemma 3 270M, as a Llama), bundles pruned to `--kept` tokens (the
-input embedding stays whole, replies are limited), one for each `--backbone`, each with an INT8
-head and lowered to `ort-cpu` (what they were lowered from is kept, to be lowered otherwise); and,
+input embedding stays whole, replies are limited), one for each `--backbone`, each lowered to
+`ort-cpu`, with headport's own kernels where their library is given; and,
 where an interpreter with ONNX Runtime GenAI is given, what its builder makes of the whole
 checkpoint at int4. Prints the command of `benchmarks.peers` that runs them side by side. Weights
 are random, so nothing is said about quality; what the kept tokens are makes no difference to speed.
@@ -36,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     for name, default in (("vocab", 262_144), ("hidden", 640), ("layers", 18), ("kept", 16_384)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--backbone", nargs="+", choices=("int8", "int4"), default=["int8", "int4"])
+    parser.add_argument("--backbone-block", default="64")
+    parser.add_argument("--head", choices=("int8", "int4"), default="int8")
+    parser.add_argument("--kernels", metavar="FILE")
     found = parser.parse_args(arguments)
     folder: Path = found.folder
     checkpoint = folder / "checkpoint"
@@ -52,7 +56,15 @@ def main(arguments: list[str] | None = None) -> int:
             head_dim=256,
             max_position_embeddings=4096,
         )
-    bundles = [_bundle(folder, checkpoint, found.kept, each) for each in found.backbone]
+    bundles = []
+    for backbone in found.backbone:
+        name = f"{backbone}-{found.backbone_block}-head-{found.head}"
+        quantize = ("--backbone", backbone, "--backbone-block", found.backbone_block)
+        quantize += ("--head", found.head)
+        made = _bundle(
+            folder, checkpoint, found.kept, name, quantize=quantize, kernels=found.kernels
+        )
+        bundles.append(made)
     shutil.rmtree(folder / "pruned", ignore_errors=True)
     command = [*("python", "-m", "benchmarks.peers"), *map(str, bundles)]
     if found.genai_python:
@@ -62,11 +74,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _bundle(folder: Path, checkpoint: Path, kept: int, backbone: str) -> Path:
-    target = folder / f"pruned-{backbone}"
+def _bundle(
+    folder: Path,
+    checkpoint: Path,
+    kept: int,
+    name: str,
+    *,
+    quantize: tuple[str, ...],
+    kernels: str | None,
+) -> Path:
+    target = folder / (f"{name}-own" if kernels else name)
     if target.is_dir():
         return target
-    whole, pruned, portable = folder / "whole", folder / "pruned", folder / f"portable-{backbone}"
+    whole, pruned, portable = folder / "whole", folder / "pruned", folder / f"portable-{name}"
     if not pruned.is_dir() and not portable.is_dir():
         keep = folder / "keep.txt"
         keep.write_text("".join(f"id:{n}\n" for n in range(kept)), encoding="utf-8")
@@ -74,9 +94,9 @@ def _bundle(folder: Path, checkpoint: Path, kept: int, backbone: str) -> Path:
         _run("prune", str(whole), "-o", str(pruned), "--keep", str(keep))
         shutil.rmtree(whole)
     if not portable.is_dir():
-        options = ("--backbone", backbone, "--head", "int8")
-        _run("quantize", str(pruned), "-o", str(portable), *options)
-    _run("lower", str(portable), "-o", str(target), "--target", "ort-cpu")
+        _run("quantize", str(pruned), "-o", str(portable), *quantize)
+    own = ("--kernels", kernels) if kernels else ()
+    _run("lower", str(portable), "-o", str(target), "--target", "ort-cpu", *own)
     return target
 
 

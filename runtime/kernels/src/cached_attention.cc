@@ -171,6 +171,12 @@ struct CachedAttention {
     return call;
   }
 
+  // Heads that are worked on at once read keys of different heads: the first reads them from memory,
+  // which the others, some time later, need not.
+  std::int64_t place(std::int64_t turn) const {
+    return turn % kv_heads * (heads / kv_heads) + turn / kv_heads;
+  }
+
   void compute(OrtKernelContext* context) const {
     Call call = read(context);
     const Sizes& size = call.size;
@@ -189,7 +195,7 @@ struct CachedAttention {
       thread_local std::vector<float> scratch;
       const auto needed = static_cast<std::size_t>(size.D + size.slots + 8);
       if (scratch.size() < needed) scratch.resize(needed);
-      const std::int64_t head = i / shares % heads;
+      const std::int64_t head = place(i / shares % heads);
       const std::int64_t from = i % shares * kQueries;
       for (std::int64_t t = from; t < std::min(size.tokens, from + kQueries); ++t)
         call.attend(kernel, i / shares / heads, head, t, scratch.data());
