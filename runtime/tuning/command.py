@@ -56,14 +56,20 @@ Measure = Callable[[Task, Candidate], Measured]
 
 
 def check(options: Options) -> None:
-    """Refuse options that no measurement can be made with.
+    """Refuse what no measurement can be made with, or recorded for.
 
     Raises:
-        UsageError: If a number is out of range.
+        UsageError: If a number is out of range, or this system does not name its CPU.
     """
     check_least(options, {"rounds": 1, "steps": 1, "prompt": 1})
     if not 0.0 <= options.margin < 1.0:
         raise UsageError(f"--margin: a share from 0 up to 1 was expected, {options.margin} given")
+    candidates_of(options.threads, usable_cpus())
+    if not cpu_model():
+        raise UsageError(
+            "this system does not name the model of its CPU, by which a record is known again; "
+            "pass threads to each verb that runs the bundle instead"
+        )
 
 
 def tune(options: Options, measure: Measure = measure_apart) -> Bundle:
@@ -85,11 +91,6 @@ def tune(options: Options, measure: Measure = measure_apart) -> Bundle:
     """
     check(options)
     cpu, cpus = cpu_model(), usable_cpus()
-    if not cpu:
-        raise UsageError(
-            "this system does not name the model of its CPU, by which a record is known again; "
-            "pass threads to each verb that runs the bundle instead"
-        )
     candidates = candidates_of(options.threads or thread_counts(cpus, physical_cores()), cpus)
     refuse_overlap(options.bundle, options.output)
     source = Bundle.open(options.bundle)
