@@ -68,6 +68,11 @@ def test_a_number_of_the_caller_wins_without_a_word(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == ""
 
 
+def test_machines_in_words() -> None:
+    assert tuned.machine_text(1, "C") == "1 CPU of C"
+    assert tuned.machine_text(2, "") == "2 CPUs of no known model"
+
+
 def test_manifests_without_records_stay_as_they_were() -> None:
     text = encode_manifest(manifest())
     assert b"tuned" not in text

@@ -23,7 +23,7 @@ from headport.runtime.tuning.table import Measured, Row, choose, rows_of
 from headport.selftest import run_selftest
 from headport.session import SessionSettings, library_version
 from headport.stages import with_stage
-from headport.tuned import applies_here, threads_text
+from headport.tuned import applies_here, machine_text, threads_text
 
 __all__ = ["SUMMARY", "Options", "check", "run", "tune"]
 
@@ -194,7 +194,8 @@ def _lines(name: str, manifest: Manifest, report: dict[str, Any]) -> Iterator[st
     record = manifest.tuned[-1]
     rows = [msgspec.convert(row, Row) for row in report["rows"]]
     chosen = next(row for row in rows if row.candidate == (Candidate(**report["chosen"])))
-    yield f"{name}: {record.cpus} CPUs of {record.cpu}; ONNX Runtime {record.onnxruntime}"
+    machine = machine_text(record.cpus, record.cpu)
+    yield f"{name}: {machine}; ONNX Runtime {record.onnxruntime}"
     given = "a source" if manifest.source else f"a prompt of {report['prompt']} tokens"
     yield f"{given}, {report['steps']} steps after it"
     yield f"{'':27}{'ms/token':>9}{'least–most':>18}{'ratio':>8}{'prompt ms':>12}{'ratio':>8}"

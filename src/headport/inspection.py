@@ -42,7 +42,7 @@ from headport.memory import MemoryUse, measure_memory
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
 from headport.selftest import SelftestResult, run_selftest
 from headport.session import SessionSettings
-from headport.tuned import applies_here, threads_text
+from headport.tuned import applies_here, machine_text, threads_text
 
 __all__ = ["SUMMARY", "Description", "Options", "describe", "inspect", "run"]
 
@@ -81,8 +81,8 @@ class TunedFacts(msgspec.Struct, frozen=True):
         record = self.record
         return (
             f"{threads_text(record.threads, record.spinning)}, measured with ONNX Runtime "
-            f"{record.onnxruntime} on {record.cpus} CPUs of {record.cpu}, "
-            f"{'as they are here' if self.here else 'which are not those of this machine'}"
+            f"{record.onnxruntime} on {machine_text(record.cpus, record.cpu)}, "
+            f"which is {'' if self.here else 'not '}this machine"
         )
 
 

@@ -14,7 +14,13 @@ from headport.manifest import Manifest, Tuning
 from headport.progress import say
 from headport.session import SessionSettings
 
-__all__ = ["THREADS_HELP", "applies_here", "settings_of", "threads_text", "tuned_here"]
+__all__ = [
+    "THREADS_HELP",
+    "applies_here",
+    "machine_text",
+    "settings_of",
+    "threads_text",
+]
 
 # As an option of every verb that runs a bundle for its answers.
 THREADS_HELP = "ONNX Runtime threads; 0 = as the bundle records for this machine, else all cores"
@@ -23,11 +29,6 @@ THREADS_HELP = "ONNX Runtime threads; 0 = as the bundle records for this machine
 def applies_here(record: Tuning) -> bool:
     """Whether this machine is of the kind that a record was measured on."""
     return (record.cpu, record.cpus) == (cpu_model(), usable_cpus())
-
-
-def tuned_here(manifest: Manifest) -> Tuning | None:
-    """The bundle's record for this kind of machine, if there is one."""
-    return next(filter(applies_here, manifest.tuned), None)
 
 
 def settings_of(manifest: Manifest, settings: SessionSettings | None = None) -> SessionSettings:
@@ -41,7 +42,7 @@ def settings_of(manifest: Manifest, settings: SessionSettings | None = None) -> 
     chosen = (settings or SessionSettings()).for_target(manifest.target)
     if chosen.threads or not manifest.tuned:
         return chosen
-    found = tuned_here(manifest)
+    found = next(filter(applies_here, manifest.tuned), None)
     if found is None:
         _say_once(_elsewhere(manifest))
         return chosen
@@ -55,9 +56,14 @@ def threads_text(threads: int, spinning: bool) -> str:
     return f"{threads} threads, {'spinning' if spinning else 'not spinning'}"
 
 
+def machine_text(cpus: int, cpu: str) -> str:
+    """A kind of machine in words."""
+    return f"{cpus} CPU{'' if cpus == 1 else 's'} of {cpu or 'no known model'}"
+
+
 def _elsewhere(manifest: Manifest) -> str:
-    known = "; ".join(f"{each.cpus} CPUs of {each.cpu}" for each in manifest.tuned)
-    here = f"{usable_cpus()} CPUs of {cpu_model() or 'no known model'}"
+    known = "; ".join(machine_text(each.cpus, each.cpu) for each in manifest.tuned)
+    here = machine_text(usable_cpus(), cpu_model())
     return (
         f"the bundle's threads were measured on {known}; this process has {here} and takes one "
         "thread per CPU; measure them here with `headport tune`"
