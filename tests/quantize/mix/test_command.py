@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -16,6 +17,7 @@ from headport.cli import main
 from headport.errors import OutputError, ParityError, QuantizeError, UsageError
 from headport.graphs import load_graphs, rewrite_bundle
 from headport.lowering.matrices import find_matrices
+from headport.manifest import Source
 from headport.metrics import score_rows
 from headport.quantize.command import quantize
 from headport.quantize.mix.command import Options, mix
@@ -234,3 +236,24 @@ def test_bundles_that_cannot_be_mixed(
     matrices, _ = find_matrices(mlp.backbone(mlp.weights(), "float16"))
     with pytest.raises(QuantizeError, match="is float16, float32 was expected"):
         RoundedMatrices(matrices, (None, None), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"heads": {}}, QuantizeError, "a head 'lm' was expected"),
+        ({"source": Source(None, 99)}, UsageError, "is the bundle of an encoder-decoder model"),
+    ],
+)
+def test_bundles_without_what_is_compared(
+    tiny_bundle: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    manifest = msgspec.structs.replace(Bundle.open(tiny_bundle).manifest, **changes)
+    monkeypatch.setattr(Bundle, "open", lambda path: Bundle(path, manifest))
+    with pytest.raises(error, match=message):
+        _mix(tiny_bundle, folder, budget_kl=1.0)
