@@ -23,13 +23,11 @@ from headport.quantize.command import quantize
 from headport.quantize.mix.command import Options, mix
 from headport.quantize.mix.reading import Reader, batches
 from headport.quantize.mix.report import MixReport
-from headport.quantize.mix.rounding import RoundedMatrices
 from headport.quantize.options import Options as QuantizeOptions
 from headport.quantize.states import read_ids, text_windows
 from headport.runner import open_runner
 from headport.selftest import write_selftest
 from headport.session import SessionSettings
-from tests.quantize import mlp_bundles as mlp
 
 GATE, SPOILT = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "down"))
 CHANNELS = [5, 70]  # one in each block of 64
@@ -233,9 +231,6 @@ def test_bundles_that_cannot_be_mixed(
     ):
         with pytest.raises(QuantizeError, match=message):
             _mix(bundle, folder, budget_kl=1.0)
-    matrices, _ = find_matrices(mlp.backbone(mlp.weights(), "float16"))
-    with pytest.raises(QuantizeError, match="is float16, float32 was expected"):
-        RoundedMatrices(matrices, (None, None), tmp_path)
 
 
 @pytest.mark.parametrize(
