@@ -33,7 +33,7 @@ class Options(OptionRecord, frozen=True):
     ] = None
     asymmetric: Annotated[bool, option("int4: a zero point beside each scale")] = False
     positive_scales: Annotated[
-        bool, option("int4: no scale below 0, as TensorRT wants it; loses a little more")
+        bool, option("int4 heads: no scale below 0, as TensorRT wants it; loses a little more")
     ] = False
     calibration: Annotated[
         tuple[Path, ...],

@@ -14,7 +14,7 @@ __all__ = ["refuse_shared_texts"]
 def refuse_shared_texts(
     texts: Sequence[Path], others: Sequence[Path], options: tuple[str, str], why: str
 ) -> None:
-    """Refuse a text that is given for both of two options, also under another name.
+    """Refuse a text that is given twice, or for both of two options, also under another name.
 
     Args:
         texts: Of the first option.
@@ -25,10 +25,27 @@ def refuse_shared_texts(
     Raises:
         UsageError: If there is one, or a file cannot be read.
     """
-    seen = {_content(file): file for file in others}
-    for file in texts:
-        if (same := seen.get(_content(file))) is not None:
-            raise UsageError(f"{file} is both {options[0]} and {options[1]} ({same}); {why}")
+    first, second = (
+        _by_content(files, option) for files, option in zip((texts, others), options, strict=True)
+    )
+    for content, file in first.items():
+        if content in second:
+            raise UsageError(
+                f"{file} is both {options[0]} and {options[1]} ({second[content]}); {why}"
+            )
+
+
+def _by_content(files: Sequence[Path], option: str) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for file in files:
+        content = _content(file)
+        if content in found:
+            raise UsageError(
+                f"{file} is {option} twice ({found[content]}), and figures would count it twice; "
+                "leave one out"
+            )
+        found[content] = file
+    return found
 
 
 def _content(file: Path) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from headport.cache_ports import is_present
+from headport.kernels import PRODUCT, SKIP, SUM
 
 __all__ = ["Boundary", "boundaries_of", "write_exposed"]
 
@@ -29,9 +30,13 @@ Float32 = npt.NDArray[np.float32]
 _HIDDEN, _IDS = "hidden_states", "input_ids"
 # They say how many tokens there are, nothing about which.
 _SIZES_ONLY = frozenset({"Shape", "Size", "Positions"})
-# A sum and the norm behind it in one operator: output 3 is the sum, which goes on to the next.
-_SUM_AND_NORM = frozenset({"SkipSimplifiedLayerNormalization", "SkipLayerNormalization"})
-_SUM_OUTPUT = 3
+# A sum and the norm behind it in one operator, by which of its outputs is the sum, which goes on to
+# the next, and which of its inputs are added. An own product has a norm only where it was fused.
+_SUM_AND_NORM = {
+    "SkipSimplifiedLayerNormalization": (3, (0, 1)),
+    "SkipLayerNormalization": (3, (0, 1)),
+    PRODUCT: (SUM, (0, SKIP)),
+}
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,17 @@ class Boundary:
     @property
     def fused(self) -> bool:
         """Whether the node computes the sum and its norm at once."""
-        return self.node.op_type in _SUM_AND_NORM
+        return _is_fused(self.node)
 
     @property
     def value(self) -> ir.Value:
         """The state [batch, sequence, H]."""
-        return self.node.outputs[_SUM_OUTPUT if self.fused else 0]
+        return self.node.outputs[_SUM_AND_NORM[self.node.op_type][0] if self.fused else 0]
+
+    @property
+    def added(self) -> tuple[int, int]:
+        """Of a fused node, which of its inputs it adds."""
+        return _SUM_AND_NORM[self.node.op_type][1]
 
 
 def boundaries_of(file: Path) -> list[Boundary]:
@@ -91,7 +101,7 @@ def _find(model: ir.Model) -> list[Boundary]:
         if is_present(output.name or "") and node is not None:
             layer = int(str(output.name).split(".")[1])
             writers[layer] = min(writers.get(layer, order[node]), order[node])
-    cuts = [node for node in _cuts(model) if _state_index(node) is not None]
+    cuts = [node for node in _cuts(model) if _is_fused(node) or _gives_one(node)]
     found = []
     for layer, place in sorted(writers.items()):
         before = [node for node in cuts if order[node] < place]
@@ -104,16 +114,20 @@ def _find(model: ir.Model) -> list[Boundary]:
     return found if len({id(b.node) for b in found}) == len(found) else []
 
 
-def _state_index(node: ir.Node) -> int | None:
-    if node.op_type in _SUM_AND_NORM:
-        return _SUM_OUTPUT if len(node.outputs) > _SUM_OUTPUT else None
-    return 0 if len(node.outputs) == 1 else None
+def _is_fused(node: ir.Node) -> bool:
+    place = _SUM_AND_NORM[node.op_type][0] if node.op_type in _SUM_AND_NORM else len(node.outputs)
+    return place < len(node.outputs) and bool(node.outputs[place].name)
+
+
+def _gives_one(node: ir.Node) -> bool:
+    # The norm alone of a sum that goes nowhere is no state.
+    return len(node.outputs) == 1 and node.op_type not in _SUM_AND_NORM.keys() - {PRODUCT}
 
 
 def _is_sum(node: ir.Node) -> bool:
     # A plain sum that gives the hidden states themselves is the bias of the final norm.
     plain = node.op_type == "Add" and node.outputs[0].name != _HIDDEN
-    return plain or node.op_type in _SUM_AND_NORM
+    return plain or _is_fused(node)
 
 
 def _boundary(layer: int | None, node: ir.Node) -> Boundary:
@@ -176,7 +190,7 @@ def _expose(model: ir.Model, boundaries: Sequence[Boundary]) -> None:
     for boundary in boundaries:
         state = boundary.value
         if boundary.fused:  # its own output may be pinned with its inputs; this sum is not
-            total = ir.node("Add", list(boundary.terms[:2]))
+            total = ir.node("Add", [boundary.terms[place] for place in boundary.added])
             graph.append(total)
             state = total.outputs[0]
         cast = ir.node("Cast", [state], attributes={"to": dtype.value})
@@ -199,8 +213,8 @@ def _pin(model: ir.Model, boundaries: Sequence[Boundary], states: Float32) -> No
                 use.node.replace_input_with(use.idx, fixed)
             continue
         zero = _initializer(model.graph, f"headport.zero.{index}", 0 * state[None], dtype)
-        boundary.node.replace_input_with(0, fixed)
-        boundary.node.replace_input_with(1, zero)
+        for place, value in zip(boundary.added, (fixed, zero), strict=True):
+            boundary.node.replace_input_with(place, value)
 
 
 def _initializer(graph: ir.Graph, name: str, data: Float32, dtype: ir.DataType) -> ir.Value:

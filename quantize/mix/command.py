@@ -173,7 +173,7 @@ def _budget(options: Options) -> Budget:
 
 def _above(value: float, bound: float, name: str, what: str) -> float:
     if not (math.isfinite(value) and value > bound):
-        raise UsageError(f"{name} {value}: {what} above {bound} were expected")
+        raise UsageError(f"{name} {value}: {what} above {bound} expected")
     return value
 
 

@@ -7,6 +7,7 @@ what is compared here; a fresh process for each run leaves chance to do that eve
 from __future__ import annotations
 
 import hashlib
+import signal
 import subprocess
 import sys
 import time
@@ -58,7 +59,9 @@ def measure_apart(task: Task, candidate: Candidate) -> Measured:
     command = [sys.executable, "-m", __name__, *map(_json, (task, candidate))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        code = done.returncode
+        ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        last = (done.stderr.strip().splitlines() or [f"it ended by {ended} without a message"])[-1]
         raise BundleError(f"{task.bundle}: with {candidate.text()} it does not run: {last}")
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
 

@@ -20,6 +20,7 @@ from headport.lowering import lower, own_fusion, own_fusion_check
 from headport.lowering.emit import CONTRIB
 from headport.lowering.own_fusion import fuse_gates, fuse_norms
 from headport.lowering.own_fusion_check import check_fusions
+from headport.lowering.own_kernels import adopt_kernels
 from headport.quantize import Options, quantize
 from headport.runtime import Generator
 from tests.conftest import save_model, save_tokenizer
@@ -28,8 +29,8 @@ _PRODUCT = f'{DOMAIN}.BlockMatMul <N = 8, K = 4, bits = 8, block_size = 32, acti
 _GRAPH = """
     <ir_version: 10, opset_import: ["": 23, "{domain}": {version}, "{contrib}": 1]>
     layer (float[r, 4] x, float[r, 4] skip) => ({outputs})
-    <float[4] gamma = {{1, 2, 3, 4}}, uint8[8, 1, 32] w, float[8, 1] s,
-     int64[2] halves = {{{halves}}}>
+    <float[4] gamma = {{1, 2, 3, 4}}, float[1] one = {{1}}, float16[r, 4] v, uint8[8, 1, 32] w,
+     float[8, 1] s, int64[2] halves = {{{halves}}}>
     {{ {nodes} }}
 """
 
@@ -112,6 +113,8 @@ def test_a_norm_that_two_products_read() -> None:
 NORMS = {
     "plain": ("n = RMSNormalization <epsilon = 0.5> (x, gamma)", 1),
     "of rows": ("n = RMSNormalization <axis = 0> (x, gamma)", 0),
+    "of one number": ("n = RMSNormalization <epsilon = 0.5> (x, one)", 0),
+    "of halves": ("v = Cast <to = 10> (x) n = RMSNormalization <epsilon = 0.5> (v, gamma)", 0),
     "with a bias": (_NORM.replace("gamma)", "gamma, gamma)"), 0),
     "with its means": (_NORM.replace("n, , , t", "n, m, , t") + " z = Neg (m)", 0),
 }
@@ -130,6 +133,20 @@ def test_norms(name: str) -> None:
 def test_a_norm_that_is_an_output_stays() -> None:
     model = _graph(f"{_NORM} y = PRODUCT (n, w, s)", "float[r, 8] y, float[r, 4] n")
     assert fuse_norms(model) == []
+
+
+def test_what_has_no_inputs_and_sums_that_are_outputs() -> None:
+    outputs = "float[r, 8] y, float[r, 4] t"
+    model = _graph(f"c = Constant <value_float = 1.0> () {_NORM} y = PRODUCT (n, w, s)", outputs)
+    assert fuse_norms(model) == []
+
+
+def test_products_of_one_weight_have_names_of_their_own() -> None:
+    form = f"{CONTRIB}.MatMulNBits <N = 8, K = 4, bits = 8, block_size = 32, accuracy_level = 4>"
+    model = _graph(f"y = {form} (x, w, s) z = {form} (skip, w, s)", _TWO)
+    assert len(adopt_kernels(model)) == 2
+    names = [value.name for node in model.graph for value in node.outputs]
+    assert sorted(names) == ["y", "z"] and all(n.op_type == PRODUCT for n in model.graph)
 
 
 def _lowered(source: Path, folder: Path, library: Path, **changes: Any) -> tuple[Bundle, Bundle]:

@@ -31,7 +31,6 @@ inline __m256 exp_of(__m256 x) {
   return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
 }
 
-void round_avx2(const Operands& o, std::int64_t from, std::int64_t to);
 void attend_avx2(const Attended& a);
 void normalise_avx2(const Normalised& n);
 void gate_avx2(const Gated& g);

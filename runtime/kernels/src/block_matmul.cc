@@ -1,8 +1,8 @@
 // Y, sum, normed, product = BlockMatMul(X, W, S, skip, gamma)
 //     attributes N, K, bits, block_size, activation, epsilon
 //
-//     sum = X + skip                                     X alone without skip
-//     normed = sum / sqrt(mean(sum²) + epsilon) · gamma  X alone without gamma
+//     sum = X + skip                                     X without skip
+//     normed = sum / sqrt(mean(sum²) + epsilon) · gamma  X without gamma; then no sum or normed is made
 //     product = normed Ŵᵀ
 //     Y = product, or activation(its first half) · its second half
 //
@@ -64,8 +64,8 @@ struct Buffers {
   Scratch<float> product;
 
   Rounded rounded(const Form& form, std::int64_t rows) {
-    const std::int64_t parts = rows * form.spans() * kParts;
-    return {q.sized(rows * form.padded()), step.sized(parts), offset.sized(parts)};
+    const std::int64_t blocks = rows * form.blocks();
+    return {q.sized(rows * form.padded()), step.sized(blocks), offset.sized(blocks * kParts)};
   }
 };
 
@@ -102,11 +102,15 @@ struct BlockMatMul {
     Before before;
     before.x = read_input<float>(context, kX, rows * form.K, "X");
     const bool norms = find_input(context, kGamma) != nullptr;
-    if (!norms && find_input(context, kSkip) != nullptr) throw Failure("skip needs gamma");
-    if (!norms) return before;
+    if (!norms) {
+      if (find_input(context, kSkip) != nullptr) throw Failure("skip needs gamma");
+      return before;
+    }
     before.gamma = read_input<float>(context, kGamma, form.K, "gamma");
-    if (find_input(context, kSkip) != nullptr)
+    if (const OrtValue* skip = find_input(context, kSkip)) {
+      if (dims_of(skip) != dims) throw Failure("skip with the dimensions of X was expected");
       before.skip = read_input<float>(context, kSkip, rows * form.K, "skip");
+    }
     before.epsilon = epsilon;
     before.sum = find_output(context, kSum, dims);
     before.normed = find_output(context, kNormed, dims);

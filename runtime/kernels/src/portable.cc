@@ -11,73 +11,73 @@ namespace {
 
 constexpr float kLargest = 32767.0F;
 
-// Where activation k waits, see product.h.
-std::int64_t place(std::int64_t k, const Form& form) {
-  const std::int64_t in_group = k % form.group();
-  const std::int64_t folds = form.group() / kNumbers;
-  return k - in_group + in_group % folds * kNumbers + in_group / folds;
+std::int64_t place(std::int64_t k) {
+  const std::int64_t in_group = k % kGroup;
+  return k - in_group + in_group / 2 + (in_group % 2) * (kGroup / 2);
 }
 
-void round_block(const float* x, std::int64_t from, const Form& form, std::int16_t* q, float* step,
+void round_block(const float* x, std::int64_t count, const Form& form, std::int16_t* q, float* step,
                  std::int32_t* offset) {
-  const std::int64_t to = std::min(form.K, from + form.block);
   float largest = 0.0F;
   bool finite = true;
-  for (std::int64_t k = from; k < to; ++k) {
+  for (std::int64_t k = 0; k < count; ++k) {
     largest = std::max(largest, std::fabs(x[k]));
     finite = finite && std::isfinite(x[k]);
   }
-  const std::int64_t parts = kParts * form.block / form.span();
-  const std::int64_t first = from / form.span() * kParts + from % form.span() / form.block * parts;
-  std::fill_n(step + first, parts,
-              finite ? largest / kLargest : std::numeric_limits<float>::quiet_NaN());
   const float inverse = kLargest / largest;  // infinite where all is (nearly) zero
+  std::fill_n(q, form.block, std::int16_t{0});
+  *step = finite ? largest / kLargest : std::numeric_limits<float>::quiet_NaN();
+  std::fill_n(offset, kParts, 0);
   if (!finite || !std::isfinite(inverse)) return;
-  for (std::int64_t k = from; k < to; ++k) {
+  for (std::int64_t k = 0; k < count; ++k) {
     const auto whole = static_cast<std::int16_t>(std::lrintf(x[k] * inverse));
-    const std::int64_t at = place(k, form);
-    q[at] = whole;
-    offset[k / form.span() * kParts + at % kNumbers / 2] -= form.zero_point() * whole;
+    q[place(k)] = whole;
+    offset[place(k) % (2 * kParts) / 2] -= form.zero_point() * whole;
   }
 }
 
 void round(const Operands& o, std::int64_t from, std::int64_t to) {
   const Form& form = o.form;
-  const std::int64_t steps = form.spans() * kParts;
-  for (std::int64_t row = from; row < to; ++row) {
-    std::int16_t* q = o.rounded.q + row * form.padded();
-    float* step = o.rounded.step + row * steps;
-    std::int32_t* offset = o.rounded.offset + row * steps;
-    std::fill_n(q, form.padded(), std::int16_t{0});
-    std::fill_n(step, steps, 0.0F);
-    std::fill_n(offset, steps, 0);
-    for (std::int64_t k = 0; k < form.K; k += form.block)
-      round_block(o.x + row * form.K, k, form, q, step, offset);
-  }
+  const std::int64_t blocks = form.blocks();
+  for (std::int64_t row = from; row < to; ++row)
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      const std::int64_t first = b * form.block;
+      round_block(o.x + row * form.K + first, std::min(form.block, form.K - first), form,
+                  o.rounded.q + row * form.padded() + first, o.rounded.step + row * blocks + b,
+                  o.rounded.offset + (row * blocks + b) * kParts);
+    }
 }
 
-std::int32_t stored(const std::uint8_t* row, std::int64_t k, int bits) {
-  if (bits == 8) return row[k];
-  return k % 2 == 0 ? row[k / 2] & 15 : row[k / 2] >> 4;
+// Bytes of a group → its weights, as the activations wait.
+void unpack(const std::uint8_t* bytes, int bits, std::int32_t* weights) {
+  for (std::int64_t i = 0; i < kGroup / 2; ++i) {
+    weights[i] = bits == 8 ? bytes[2 * i] : bytes[i] & 15;
+    weights[i + kGroup / 2] = bits == 8 ? bytes[2 * i + 1] : bytes[i] >> 4;
+  }
 }
 
 void multiply(const Operands& o, std::int64_t from, std::int64_t to) {
   const Form& form = o.form;
   const std::int64_t blocks = form.blocks();
-  const std::int64_t steps = form.spans() * kParts;
-  const std::int64_t parts = kParts * form.block / form.span();
+  const std::int64_t group_bytes = kGroup * form.bits / 8;
   for (std::int64_t n = from; n < to; ++n)
     for (std::int64_t row = 0; row < o.rows; ++row) {
-      const std::uint8_t* weight = o.weight + n * form.row_bytes();
+      const std::uint8_t* bytes = o.weight + n * form.row_bytes();
       const std::int16_t* q = o.rounded.q + row * form.padded();
-      const float* step = o.rounded.step + row * steps;
-      const std::int32_t* offset = o.rounded.offset + row * steps;
       float total = 0.0F;
       for (std::int64_t b = 0; b < blocks; ++b) {
-        std::int32_t sum = std::accumulate(offset + b * parts, offset + (b + 1) * parts, 0);
-        for (std::int64_t k = b * form.block; k < (b + 1) * form.block; ++k)
-          sum += stored(weight, k, form.bits) * q[place(k, form)];
-        total += static_cast<float>(sum) * (o.scale[n * blocks + b] * step[b * parts]);
+        const std::int32_t* offset = o.rounded.offset + (row * blocks + b) * kParts;
+        std::int32_t sum = std::accumulate(offset, offset + kParts, 0);
+        for (std::int64_t g = 0; g < form.block; g += kGroup) {
+          std::int32_t weights[kGroup];
+          unpack(bytes, form.bits, weights);
+          std::int32_t part = 0;
+          for (std::int64_t i = 0; i < kGroup; ++i) part += weights[i] * q[i];
+          sum += part;
+          bytes += group_bytes;
+          q += kGroup;
+        }
+        total += static_cast<float>(sum) * (o.scale[n * blocks + b] * o.rounded.step[row * blocks + b]);
       }
       o.y[row * form.N + n] = total;
     }

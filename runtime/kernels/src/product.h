@@ -15,36 +15,28 @@ namespace headport::kernels {
 struct Form {
   std::int64_t N = 0;
   std::int64_t K = 0;
-  std::int64_t block = 0;  // weights that share a scale: 32, 64, 128 or 256
+  std::int64_t block = 0;  // weights that share a scale; a multiple of kGroup up to 256
   int bits = 0;            // 8 or 4
 
   std::int64_t blocks() const { return (K + block - 1) / block; }
-  std::int64_t row_bytes() const { return blocks() * block * bits / 8; }
+  std::int64_t padded() const { return blocks() * block; }
+  std::int64_t row_bytes() const { return padded() * bits / 8; }
   std::int32_t zero_point() const { return 1 << (bits - 1); }
-
-  // Weights of 32 bytes, which are unpacked together.
-  std::int64_t group() const { return 256 / bits; }
-  // Weights that are summed before a scale is applied: a block, or two in the halves of a register.
-  std::int64_t span() const { return block < group() ? group() : block; }
-  std::int64_t spans() const { return (K + span() - 1) / span(); }
-  std::int64_t padded() const { return spans() * span(); }
 };
 
-// A register of 32 bytes holds a group's weights as 16 numbers of 16 bits, each of which holds 8 / bits
-// · 2 weights side by side. Activations wait in the order in which these are taken out: of a group the
-// first of each such number, then the second of each, and so on.
-constexpr std::int64_t kNumbers = 16;
+// Both widths are unpacked into the even ones of 32 weights and the odd ones, so activations wait in
+// that order: [e0 … e15, o0 … o15] for each group.
+constexpr std::int64_t kGroup = 32;
 
-// A span's sum is kept in eight parts, two of the 16 numbers each. Where two blocks share a span each
-// has four. Each part has the zero point taken off it, so that what is rounded to float32 is a part of
-// the sum that is wanted.
+// A block's sum is kept in eight parts: activation i of a group goes to part i % 16 / 2. Each has the
+// zero point taken off it, so that what is rounded to float32 is a part of the sum that is wanted.
 constexpr std::int64_t kParts = 8;
 
 // Rows of x as whole numbers: x[k] is about q[k] · step of its block.
 struct Rounded {
   std::int16_t* q = nullptr;       // [rows, padded]
-  float* step = nullptr;           // [rows, spans, kParts]; NaN where x is not finite
-  std::int32_t* offset = nullptr;  // [rows, spans, kParts]: - zero point · Σ q of the part
+  float* step = nullptr;           // [rows, blocks]; NaN where x is not finite
+  std::int32_t* offset = nullptr;  // [rows, blocks, kParts]: - zero point · Σ q of the part
 };
 
 struct Operands {

@@ -28,8 +28,8 @@ std::vector<float> run(const Kernel& kernel, const Form& form, std::int64_t rows
   std::vector<float> scale(static_cast<std::size_t>(form.N * form.blocks()));
   for (float& value : scale) value = random.real();
   std::vector<std::int16_t> q(static_cast<std::size_t>(rows * form.padded()));
-  std::vector<float> step(static_cast<std::size_t>(rows * form.spans() * kParts));
-  std::vector<std::int32_t> offset(step.size());
+  std::vector<float> step(static_cast<std::size_t>(rows * form.blocks()));
+  std::vector<std::int32_t> offset(step.size() * kParts);
   std::vector<float> y(static_cast<std::size_t>(rows * form.N));
   const Operands operands{form,         x.data(),
                           rows,         weight.data(),

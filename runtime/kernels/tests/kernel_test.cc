@@ -36,8 +36,8 @@ struct Case {
     x.resize(sized(rows * form.K));
     scale.resize(sized(form.N * form.blocks()));
     y.resize(sized(rows * form.N));
-    step.resize(sized(rows * form.spans() * kParts));
-    offset.resize(step.size());
+    step.resize(sized(rows * form.blocks()));
+    offset.resize(step.size() * kParts);
     q.resize(sized(rows * form.padded()));
     weight.resize(sized(form.N * form.row_bytes()));
     for (float& value : x) value = real();
@@ -233,7 +233,7 @@ void check_around() {
 // Faults that a kernel could have, each found by the self-test.
 void without_offset(const Operands& o, std::int64_t from, std::int64_t to) {
   kPortable.round(o, from, to);
-  for (std::int64_t i = from * o.form.spans() * kParts; i < to * o.form.spans() * kParts; ++i)
+  for (std::int64_t i = from * o.form.blocks() * kParts; i < to * o.form.blocks() * kParts; ++i)
     o.rounded.offset[i] = 0;
 }
 void swapped(const Operands& o, std::int64_t from, std::int64_t to) {
@@ -246,7 +246,7 @@ void without_last_output(const Operands& o, std::int64_t from, std::int64_t to) 
 }
 void without_last_block(const Operands& o, std::int64_t from, std::int64_t to) {
   kPortable.round(o, from, to);
-  std::fill_n(o.rounded.step + (to * o.form.spans() - 1) * kParts, kParts, 0.0F);
+  o.rounded.step[to * o.form.blocks() - 1] = 0;
 }
 
 void without_last_key(const Attended& a) {

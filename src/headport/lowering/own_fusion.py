@@ -33,7 +33,7 @@ def fuse_norms(model: ir.Model) -> list[Match]:
     matches = []
     for node in [n for n in model.graph if _is_norm(n)]:
         product = _first_product(model.graph, node.outputs[0])
-        if product is not None:
+        if product is not None and _scales(node, product):
             _fuse_norm(model.graph, node, product)
             matches.append(Match(f"norm before {product.name}", node.op_type, PRODUCT))
     if matches:
@@ -53,19 +53,33 @@ def fuse_gates(model: ir.Model) -> list[Match]:
     return matches
 
 
+def _is(node: ir.Node, op_type: str) -> bool:
+    return (node.domain, node.op_type) == ("", op_type)
+
+
 def _is_own(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == (DOMAIN, PRODUCT)
 
 
 def _is_norm(node: ir.Node) -> bool:
-    x, normed = node.inputs[0], node.outputs[0]
-    if x is None or normed.is_graph_output() or ir.DataType.FLOAT not in (x.dtype, normed.dtype):
+    if (node.domain, node.op_type) not in ((CONTRIB, _SKIP_NORM), ("", _NORM)):
         return False
-    if (node.domain, node.op_type) == (CONTRIB, _SKIP_NORM):
+    x, gamma = node.inputs[0], node.inputs[-1]
+    floats = {v.dtype for v in (x, node.outputs[0]) if v is not None and v.dtype is not None}
+    if floats != {ir.DataType.FLOAT} or any(v.is_graph_output() for v in node.outputs):
+        return False
+    if gamma is None or not gamma.is_initializer() or gamma.dtype != ir.DataType.FLOAT:
+        return False
+    if node.op_type == _SKIP_NORM:
         # No bias, and of its outputs the norm and the sum alone.
         return len(node.inputs) == 3 and not any(list(v.uses()) for v in node.outputs[1:3])
-    axis, kept = attribute(node, "axis", -1), attribute(node, "stash_type", 1)
-    return (node.domain, node.op_type, axis, kept) == ("", _NORM, -1, 1)
+    return (attribute(node, "axis", -1), attribute(node, "stash_type", 1)) == (-1, 1)
+
+
+def _scales(norm: ir.Node, product: ir.Node) -> bool:
+    gamma = norm.inputs[2 if norm.op_type == _SKIP_NORM else 1]
+    shape = gamma.shape if gamma is not None else None
+    return shape is not None and list(shape) == [attribute(product, "K", 0)]
 
 
 def _first_product(graph: ir.Graph, normed: ir.Value) -> ir.Node | None:
@@ -108,7 +122,7 @@ def _users(value: ir.Value) -> list[ir.Node]:
 def _gate(product: ir.Node) -> tuple[str, ir.Node] | None:
     """The activation that a product's first half goes through, and where it meets the second."""
     match _users(product.outputs[0]):
-        case [split] if split.op_type == "Split" and len(split.outputs) == 2:
+        case [split] if _is(split, "Split") and len(split.outputs) == 2:
             pass
         case _:
             return None
@@ -119,7 +133,7 @@ def _gate(product: ir.Node) -> tuple[str, ir.Node] | None:
     gate, up = split.outputs
     for name, activated in (("silu", _silu(gate)), ("gelu_tanh", _gelu(gate))):
         ends = _users(activated) if activated is not None else []
-        if len(ends) == 1 and ends[0].op_type == "Mul" and _users(up) == ends:
+        if len(ends) == 1 and _is(ends[0], "Mul") and _users(up) == ends:
             return name, ends[0]
     return None
 
@@ -139,7 +153,7 @@ def _halves(split: ir.Node, width: int) -> bool:
 def _silu(gate: ir.Value) -> ir.Value | None:
     users = _users(gate)
     for sigmoid, product in (users, users[::-1]) if len(users) == 2 else ():
-        if sigmoid.op_type == "Sigmoid" and product.op_type == "Mul":
+        if _is(sigmoid, "Sigmoid") and _is(product, "Mul"):
             met = _users(sigmoid.outputs[0])
             return product.outputs[0] if met == [product] else None
     return None
@@ -147,7 +161,7 @@ def _silu(gate: ir.Value) -> ir.Value | None:
 
 def _gelu(gate: ir.Value) -> ir.Value | None:
     match _users(gate):
-        case [node] if node.op_type == "Gelu" and attribute(node, "approximate", "none") == "tanh":
+        case [node] if _is(node, "Gelu") and attribute(node, "approximate", "none") == "tanh":
             return node.outputs[0]
     return None
 

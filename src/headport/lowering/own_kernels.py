@@ -142,7 +142,8 @@ def _adopt(model: ir.Model, node: ir.Node) -> str:
     x, total = node.inputs[0], _sum(node)
     if total is not None:
         x = _whole(node)
-    emit = Emitter(model.graph, node, _name(node))
+    # Several products may share a weight, so its name would not do.
+    emit = Emitter(model.graph, node, node.outputs[0].name or _name(node))
     kept = {name: attribute(node, name, 0) for name in _KEPT}
     product = emit.op(
         PRODUCT,
@@ -160,7 +161,7 @@ def _adopt(model: ir.Model, node: ir.Node) -> str:
         return PRODUCT
     parts = {id(value) for value in _split(node).outputs}  # type: ignore[union-attr]
     others = [value for value in total.inputs if id(value) not in parts]
-    emit = Emitter(model.graph, total, _name(node))
+    emit = Emitter(model.graph, total, total.outputs[0].name or _name(node))
     replace(model.graph, total, [emit.op("Sum", [product, *others], "own_sum")])
     return PRODUCT
 

@@ -192,7 +192,7 @@ def test_windows_read_at_once_are_read_as_alone(
     [
         ({}, "one of --budget-kl, --budget-ppl and --budget-bytes was expected, 0 given"),
         ({"budget_kl": 0.1, "budget_bytes": 9}, "2 given"),
-        ({"budget_kl": 0.0}, "--budget-kl 0.0: nats of mean KL above 0 were expected"),
+        ({"budget_kl": 0.0}, "--budget-kl 0.0: nats of mean KL above 0 expected"),
         ({"budget_ppl": 1.0}, "--budget-ppl 1.0: a perplexity ratio above 1"),
         ({"budget_ppl": float("nan")}, "--budget-ppl nan"),
         ({"budget_bytes": 0}, "--budget-bytes 0"),
@@ -215,6 +215,10 @@ def test_texts_that_are_none(tiny_bundle: Path, folder: Path, tmp_path: Path) ->
     (tmp_path / "copy.txt").write_text(TEXT + "\n")
     with pytest.raises(UsageError, match="is both --text and --held-out"):
         _mix(tiny_bundle, folder, budget_kl=1.0, held_out=(tmp_path / "copy.txt",))
+    twice = (tmp_path / "copy.txt", tmp_path / "again.txt")
+    twice[1].write_text(TEXT)
+    with pytest.raises(UsageError, match=r"again\.txt is --text twice .*copy\.txt"):
+        _mix(tiny_bundle, folder, budget_kl=1.0, text=twice)
     (tmp_path / "short.txt").write_text("a b")
     with pytest.raises(UsageError, match=r"short\.txt: text of four tokens or more"):
         _mix(tiny_bundle, folder, budget_kl=1.0, text=(tmp_path / "short.txt",))

@@ -29,7 +29,8 @@ __all__ = ["computes_in_half", "lower_head"]
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
 # Formats that TensorRT has no kernel for → what to do.
 _REFUSED = {
-    "zero points": "TensorRT reads integers without zero points; quantise without --asymmetric",
+    "zero points": "TensorRT reads integers without zero points; quantise with --positive-scales "
+    "in place of --asymmetric",
     "scales below 0": "TensorRT reads integers with positive scales alone; quantise with "
     "--positive-scales",
     "candidates": "it scores candidates in float64, which TensorRT has no kernel for; quantise "
