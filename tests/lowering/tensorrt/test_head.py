@@ -92,7 +92,7 @@ def test_float32_stays_as_it_is(tmp_path: Path, head: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head": "int4", "asymmetric": True}, "without --asymmetric"),
+        ({"head": "int4", "asymmetric": True}, "--positive-scales in place of --asymmetric"),
         ({"head": "int4"}, "positive scales alone; quantise with --positive-scales"),
         ({"head": "int8", "rescore": 8}, "without --rescore.*--top-k"),
         ({"head": "int8", "certify": True}, "float64"),
