@@ -78,8 +78,8 @@ def _table(paths: list[Path], threads: int, rounds: int) -> str:
         "| head | read MB | step ms (first quartile) | reading ms | reading ÷ step | × first |",
         "|---|---|---|---|---|---|",
     ]
-    for path, size, step, reading in zip(paths, sizes, steps, readings, strict=True):
-        (median, quartile), read = _summary(step), _summary(reading)[0]
+    for path, size, step, whole in zip(paths, sizes, steps, readings, strict=True):
+        (median, quartile), read = _summary(step), _summary(whole)[0]
         lines.append(
             f"| {path.name} | {size / 1e6:.1f} | {1e3 * median:.2f} ({1e3 * quartile:.2f}) | "
             f"{1e3 * read:.2f} | {read / median:.2f} | {median / _summary(steps[0])[0]:.2f} |"
