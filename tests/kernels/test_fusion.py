@@ -244,6 +244,17 @@ def test_what_the_check_compares(
 ) -> None:
     _, bundle = _lowered(tiny_bundle, tmp_path, library, backbone="int8")
     assert check_fusions(bundle).error > 0
-    monkeypatch.setattr(own_fusion_check, "_GATES", {"silu": np.tanh})
-    with pytest.raises(ParityError, match=r"norm or gate at .*gate_proj.* differs by"):
+    right = own_fusion_check._GATES
+    for wrong in (np.tanh, lambda gate: np.full_like(gate, np.nan)):
+        monkeypatch.setattr(own_fusion_check, "_GATES", {"silu": wrong})
+        with pytest.raises(ParityError, match=r"norm or gate at .*gate_proj.* differs by"):
+            check_fusions(bundle)
+    monkeypatch.setattr(own_fusion_check, "_GATES", right)
+    honest = own_fusion_check.run_prompt
+
+    def a_little_off(*given: Any) -> dict[str, np.ndarray]:
+        return {name: values * 1.0001 for name, values in honest(*given).items()}
+
+    monkeypatch.setattr(own_fusion_check, "run_prompt", a_little_off)
+    with pytest.raises(ParityError, match=r"norm or gate at .*q_proj.* differs by"):
         check_fusions(bundle)

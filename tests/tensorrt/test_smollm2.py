@@ -171,4 +171,4 @@ def test_the_whole_decoder_with_an_int8_head(half: Bundle, tmp_path: Path) -> No
     assert first["head.lm"].plan_sha256 == second["head.lm"].plan_sha256
     share = differing_share(*(bundle.path / backbone.plan for bundle in made))
     print(f"the backbone's two plans differ in {share:.2g} of their bytes")
-    assert share < 1e-4  # numbers of symbolic sizes, which small decoders get alike
+    assert share < 1e-4  # numbers of symbolic sizes, which small decoders mostly get alike

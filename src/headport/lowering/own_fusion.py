@@ -33,7 +33,7 @@ def fuse_norms(model: ir.Model) -> list[Match]:
     matches = []
     for node in [n for n in model.graph if _is_norm(n)]:
         product = _first_product(model.graph, node.outputs[0])
-        if product is not None and _scales(node, product):
+        if product is not None and _is_as_wide(node, product):
             _fuse_norm(model.graph, node, product)
             matches.append(Match(f"norm before {product.name}", node.op_type, PRODUCT))
     if matches:
@@ -76,7 +76,7 @@ def _is_norm(node: ir.Node) -> bool:
     return (attribute(node, "axis", -1), attribute(node, "stash_type", 1)) == (-1, 1)
 
 
-def _scales(norm: ir.Node, product: ir.Node) -> bool:
+def _is_as_wide(norm: ir.Node, product: ir.Node) -> bool:
     gamma = norm.inputs[2 if norm.op_type == _SKIP_NORM else 1]
     shape = gamma.shape if gamma is not None else None
     return shape is not None and list(shape) == [attribute(product, "K", 0)]

@@ -104,7 +104,8 @@ def _norm_error(node: ir.Node, values: Mapping[str, Float64], gamma: npt.NDArray
 
 def _gate_error(node: ir.Node, values: Mapping[str, Float64]) -> float:
     gate, up = np.split(values[node.outputs[UNGATED].name or ""], 2, axis=-1)
-    activated = _GATES[node.attributes["activation"].as_string()](gate)
+    with np.errstate(over="ignore"):  # exp(-g) of a g far below 0, where the gate is closed
+        activated = _GATES[node.attributes["activation"].as_string()](gate)
     return _relative(values[node.outputs[0].name or ""] - activated * up, gate * up)
 
 
