@@ -39,7 +39,7 @@ PRODUCT, ATTENTION = "BlockMatMul", "CachedAttention"  # its operators
 SKIP, GAMMA, PRODUCT_INPUTS = 3, 4, 5
 SUM, NORMED, UNGATED, PRODUCT_OUTPUTS = 1, 2, 3, 4
 OPTION = "headport.kernels"  # among a manifest's session options; its value is the version
-VERSION = 2
+VERSION = 3
 VARIABLE = "HEADPORT_KERNELS"  # the library's path, where none is given
 _BUILD = (
     "build it with `make kernels` (a C++17 compiler and CMake are needed) and give its path, "

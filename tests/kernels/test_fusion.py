@@ -25,7 +25,10 @@ from headport.quantize import Options, quantize
 from headport.runtime import Generator
 from tests.conftest import save_model, save_tokenizer
 
-_PRODUCT = f'{DOMAIN}.BlockMatMul <N = 8, K = 4, bits = 8, block_size = 32, activation = "none"'
+_PRODUCT = (
+    f"{DOMAIN}.BlockMatMul <N = 8, K = 4, bits = 8, block_size = 32, activation_bits = 16, "
+    'activation = "none"'
+)
 _GRAPH = """
     <ir_version: 10, opset_import: ["": 23, "{domain}": {version}, "{contrib}": 1]>
     layer (float[r, 4] x, float[r, 4] skip) => ({outputs})
@@ -205,8 +208,21 @@ def test_formats_that_differ_share_a_norm(tiny_bundle: Path, tmp_path: Path, lib
     assert _fusions(bundle)["norms"] == 4 and _fusions(bundle)["gates"] == 0
 
 
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        ("int8", "the lowered products move hidden states by"),
+        # What 8 bits do to activations would hide it.
+        ("int4", "with activations of 16 bits the lowered products move hidden states by"),
+    ],
+)
 def test_a_wrong_norm_is_caught(
-    tiny_bundle: Path, tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path,
+    tmp_path: Path,
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backbone: str,
+    message: str,
 ) -> None:
     honest = own_fusion._fuse_norm
 
@@ -220,8 +236,8 @@ def test_a_wrong_norm_is_caught(
         honest(graph, norm, product)
 
     monkeypatch.setattr(own_fusion, "_fuse_norm", turned)
-    with pytest.raises(ParityError, match="move hidden states by"):
-        _lowered(tiny_bundle, tmp_path, library, backbone="int8")
+    with pytest.raises(ParityError, match=message):
+        _lowered(tiny_bundle, tmp_path, library, backbone=backbone)
     assert not (tmp_path / "l").exists()
 
 

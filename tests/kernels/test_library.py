@@ -26,8 +26,10 @@ def _session(
     *,
     activation: str = "none",
     epsilon: float = 0.0,
+    activation_bits: int = 16,
     **sizes: int,
 ) -> Session:
+    sizes |= {"activation_bits": activation_bits}
     given = "".join(f"{name} = {value}, " for name, value in sizes.items())
     given += f'activation = "{activation}", epsilon = {epsilon:.9f}'
     model = ir.from_onnx_text(f"""
@@ -58,10 +60,12 @@ def _product(session: Session, x: np.ndarray) -> np.ndarray:
     return session.run({"x": x})["y"]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("bits", "activation_bits"), [(4, 16), (8, 16), (4, 8)])
 @pytest.mark.parametrize(("block", "K"), [(32, 70), (64, 64), (256, 300)])
 @pytest.mark.parametrize("N", [1, 1000])
-def test_the_product(tmp_path: Path, library: Path, bits: int, block: int, K: int, N: int) -> None:
+def test_the_product(
+    tmp_path: Path, library: Path, bits: int, activation_bits: int, block: int, K: int, N: int
+) -> None:
     rng = np.random.default_rng(0)
     blocks = -(-K // block)
     stored = rng.integers(0, 1 << bits, (N, blocks * block), dtype=np.uint8)
@@ -76,6 +80,7 @@ def test_the_product(tmp_path: Path, library: Path, bits: int, block: int, K: in
         K=K,
         bits=bits,
         block_size=block,
+        activation_bits=activation_bits,
     )
     zero = 1 << (bits - 1)
     weight = ((stored.astype(float) - zero) * np.repeat(scale.astype(float), block, 1))[:, :K]
@@ -84,7 +89,8 @@ def test_the_product(tmp_path: Path, library: Path, bits: int, block: int, K: in
     assert found.shape == (3, 11, N)
     magnitude = np.abs(x.astype(float)) @ np.abs(weight).T
     largest = np.abs(x).max() * np.abs(weight).sum(1)
-    assert (np.abs(found - x.astype(float) @ weight.T) <= largest / 65534 + 1e-6 * magnitude).all()
+    lost = largest / (2**activation_bits - 2)
+    assert (np.abs(found - x.astype(float) @ weight.T) <= lost + 1e-6 * magnitude).all()
     # A row is the same bit for bit alone, and as part of another batch.
     np.testing.assert_array_equal(_product(session, x[1:2, 4:5])[0, 0], found[1, 4])
     assert _product(session, x[:0]).shape == (0, 11, N)
@@ -108,7 +114,8 @@ def test_what_goes_before_and_after(
           => (float[r, 6] y, float[r, 50] sum, float[r, 50] normed, float[r, 12] inner)
         {{
           y, sum, normed, inner = {DOMAIN}.BlockMatMul
-            <N = 12, K = 50, bits = 8, block_size = 32, activation = "{activation}", epsilon = 0.01>
+            <N = 12, K = 50, bits = 8, block_size = 32, activation_bits = 16,
+             activation = "{activation}", epsilon = 0.01>
             (x, w, s, {"skip" if skips else ""}, gamma)
         }}
     """)
@@ -147,7 +154,7 @@ def test_a_library_that_registers_nothing(tmp_path: Path, library: Path) -> None
     source = tmp_path / "empty.cc"
     source.write_text(
         'extern "C" void* RegisterCustomOps(void*, void*) { return nullptr; }\n'
-        'extern "C" int headport_kernels_version() { return 2; }\n'
+        'extern "C" int headport_kernels_version() { return 3; }\n'
         'extern "C" const char* headport_kernels_name() { return "none"; }\n'
     )
     empty = tmp_path / "empty.so"
@@ -177,6 +184,8 @@ def test_wrong_sizes_are_refused(tmp_path: Path, library: Path) -> None:
         ({"activation": "relu"}, "activation none, silu or gelu_tanh was expected, relu was found"),
         ({"activation": "silu", "N": 3}, "an even N was expected for activation silu"),
         ({"bits": 2}, "bits 4 or 8"),
+        ({"activation_bits": 8}, "8 with weights of 4 bits, were expected; 8 with weights of 8"),
+        ({"activation_bits": 4}, "activation_bits 16, or 8 .* were expected; 4 with"),
         ({"N": 0}, "N and K above 0"),
     ):
         with pytest.raises(BundleError, match=message):
@@ -199,7 +208,7 @@ def test_a_library_that_is_none(
     monkeypatch.setenv("HEADPORT_KERNELS", str(library))
     found = needed_kernels(OPTIONS)
     assert found is not None and found.version == VERSION and found.instructions
-    with pytest.raises(BundleError, match="kernels of version 1, this headport knows 2"):
+    with pytest.raises(BundleError, match="kernels of version 1, this headport knows 3"):
         needed_kernels({OPTION: "1"})
     [check] = [c for c in diagnose().checks if "HEADPORT_KERNELS" in c.name]
     assert check.passed and check.found == f"version {VERSION}, {found.instructions}"

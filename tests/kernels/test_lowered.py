@@ -55,6 +55,11 @@ def _counts(bundle: Bundle) -> dict[str, int]:
     return {name: types.count(name) for name in COUNTED}
 
 
+def _activation_bits(bundle: Bundle) -> list[int]:
+    nodes = ir.load(bundle.path / bundle.manifest.backbone.file).graph
+    return [n.attributes["activation_bits"].as_int() for n in nodes if n.op_type == PRODUCT]
+
+
 @pytest.mark.parametrize("activations", ["rounded", "residual"])
 @pytest.mark.parametrize(("form", "block"), [("int8", 64), ("int4", 32)])
 def test_backbone_and_head(
@@ -83,19 +88,26 @@ def test_backbone_and_head(
         ATTENTION: 2,
     }
     manifest = bundle.manifest
-    assert manifest.session_options[OPTION] == "2"
+    assert manifest.session_options[OPTION] == "3"
+    # INT8 is as fast with activations of 16 bits, INT4 faster with the 8 that were asked for.
+    coarse = form == "int4" and activations == "rounded"
+    kept = "rounded" if coarse else "residual"
     record = manifest.backbone_quantization
-    assert record is not None and {record.activations_of(m) for m in record.matrices.values()} == {
-        "residual"
-    }
+    assert record is not None
+    assert {record.activations_of(m) for m in record.matrices.values()} == {kept}
+    assert _activation_bits(bundle) == [8 if coarse else 16] * 8
     assert manifest.heads["lm"].quantization.activations == "residual"  # type: ignore[union-attr]
     assert run_selftest(bundle)
-    assert "headport.kernels = 2" in describe(bundle).text()
+    assert "headport.kernels = 3" in describe(bundle).text()
     expected, found = _hidden_states(portable), _hidden_states(bundle)
     # Activations of 16 bits: nearer than any rounding to 8 bits comes.
-    assert np.abs(found - expected).max() < 2e-4 * np.abs(expected).max()
-    report = manifest.provenance.stages[-1].report
-    assert report["products"]["hidden_states_change"] < 2e-4
+    apart = np.abs(found - expected).max() / np.abs(expected).max()
+    assert 1e-3 < apart < 0.05 if coarse else apart < 2e-4
+    report = manifest.provenance.stages[-1].report["products"]
+    if coarse:
+        assert report["fine_change"] < 2e-4 < report["hidden_states_change"]
+    else:
+        assert report["fine_change"] is None and report["hidden_states_change"] < 2e-4
 
 
 def test_the_same_tokens_alone_and_in_batches(

@@ -53,7 +53,7 @@ def test_faults_of_the_bundle(manifest: Manifest) -> None:
 
 
 def test_kernels_that_no_other_runtime_is_given(manifest: Manifest) -> None:
-    options = {**manifest.session_options, "headport.kernels": "2"}
+    options = {**manifest.session_options, "headport.kernels": "3"}
     [found] = faults(msgspec.structs.replace(manifest, session_options=options), CONFIG, GENAI)
     assert "--kernels" in found
 

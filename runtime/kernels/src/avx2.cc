@@ -3,8 +3,6 @@
 #include "avx2.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 namespace headport::kernels {
 namespace {
@@ -14,50 +12,22 @@ constexpr float kLargest = 32767.0F;
 // costs half of the speed of memory; in bytes, far enough for its latency.
 constexpr std::int64_t kAhead = 2048;
 
-__m256i load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
-
-// Sixteen of the whole numbers that two registers hold, the even ones or the odd ones of them.
-template <int Which>
-__m256i every_second(__m256i a, __m256i b) {
-  const __m256 picked = _mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), Which);
-  return _mm256_permute4x64_epi64(_mm256_castps_si256(picked), 0xD8);
-}
-
-template <int Which>
-__m256i sixteen(const __m256i* whole) {
-  const __m256i packed = _mm256_packs_epi32(every_second<Which>(whole[0], whole[1]),
-                                            every_second<Which>(whole[2], whole[3]));
-  return _mm256_permute4x64_epi64(packed, 0xD8);
-}
-
 void round_block(const float* x, const Form& form, std::int16_t* q, float* step,
                  std::int32_t* offset) {
-  const __m256 sign = _mm256_set1_ps(-0.0F);
-  __m256 largest = _mm256_setzero_ps();
-  __m256 poison = _mm256_setzero_ps();  // 0 · x: NaN where x is not finite
-  for (std::int64_t k = 0; k < form.block; k += 8) {
-    const __m256 v = _mm256_loadu_ps(x + k);
-    largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v));
-    poison = _mm256_fmadd_ps(v, _mm256_setzero_ps(), poison);
-  }
-  alignas(32) float lanes[8];
-  _mm256_store_ps(lanes, largest);
-  const float most = *std::max_element(lanes, lanes + 8);
-  const bool finite = sum_of(poison) == 0.0F;
-  const float inverse = kLargest / most;
-  *step = finite ? most / kLargest : std::numeric_limits<float>::quiet_NaN();
+  const Step found = find_step(x, form.block, kLargest);
+  *step = found.step;
   std::fill_n(offset, kParts, 0);
-  if (!finite || !std::isfinite(inverse)) {
+  if (found.inverse == 0.0F) {
     std::fill_n(q, form.block, std::int16_t{0});
     return;
   }
-  const __m256 factor = _mm256_set1_ps(inverse);
+  const __m256 factor = _mm256_set1_ps(found.inverse);
   __m256i sum = _mm256_setzero_si256();
   for (std::int64_t k = 0; k < form.block; k += kGroup) {
     __m256i whole[4];
     for (int i = 0; i < 4; ++i)
       whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + k + 8 * i), factor));
-    for (const __m256i part : {sixteen<0x88>(whole), sixteen<0xDD>(whole)}) {
+    for (const __m256i part : {sixteen<kEven>(whole), sixteen<kOdd>(whole)}) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), part);
       sum = _mm256_add_epi32(sum, _mm256_madd_epi16(part, _mm256_set1_epi16(1)));
       q += kGroup / 2;
@@ -69,19 +39,12 @@ void round_block(const float* x, const Form& form, std::int16_t* q, float* step,
 
 void round(const Operands& o, std::int64_t from, std::int64_t to) {
   const Form& form = o.form;
-  const std::int64_t blocks = form.blocks();
-  float last[256];  // a block that K does not fill
   for (std::int64_t row = from; row < to; ++row)
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      const std::int64_t first = b * form.block;
-      const float* x = o.x + row * form.K + first;
-      if (form.K - first < form.block) {
-        std::fill_n(std::copy_n(x, form.K - first, last), form.block - (form.K - first), 0.0F);
-        x = last;
-      }
-      round_block(x, form, o.rounded.q + row * form.padded() + first,
-                  o.rounded.step + row * blocks + b, o.rounded.offset + (row * blocks + b) * kParts);
-    }
+    for_blocks(form, o.x + row * form.K, [&](const float* x, std::int64_t b) {
+      const std::int64_t at = row * form.blocks() + b;
+      round_block(x, form, o.rounded.q + at * form.block, o.rounded.step + at,
+                  o.rounded.offset + at * kParts);
+    });
 }
 
 struct Eight {
@@ -179,7 +142,12 @@ void multiply(const Operands& o, std::int64_t from, std::int64_t to) {
 
 }  // namespace
 
-const Kernel kAvx2{"AVX2", round, multiply, attend_avx2, normalise_avx2, gate_avx2};
+const Kernel kAvx2{"AVX2",
+                   {round, multiply},
+                   {round_bytes_avx2, multiply_bytes_avx2},
+                   attend_avx2,
+                   normalise_avx2,
+                   gate_avx2};
 
 }  // namespace headport::kernels
 #endif

@@ -3,7 +3,10 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+#include <cmath>
 #include <initializer_list>
+#include <limits>
 
 #include "product.h"
 
@@ -31,6 +34,68 @@ inline __m256 exp_of(__m256 x) {
   return _mm256_mul_ps(y, _mm256_castsi256_ps(power));
 }
 
+inline __m256i load(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+
+// Sixteen of the whole numbers that two registers hold, the even ones or the odd ones of them.
+template <int Which>
+__m256i every_second(__m256i a, __m256i b) {
+  const __m256 picked = _mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), Which);
+  return _mm256_permute4x64_epi64(_mm256_castps_si256(picked), 0xD8);
+}
+
+constexpr int kEven = 0x88;
+constexpr int kOdd = 0xDD;
+
+// Those of four registers, as 16 bits.
+template <int Which>
+__m256i sixteen(const __m256i* whole) {
+  const __m256i packed = _mm256_packs_epi32(every_second<Which>(whole[0], whole[1]),
+                                            every_second<Which>(whole[2], whole[3]));
+  return _mm256_permute4x64_epi64(packed, 0xD8);
+}
+
+// What a block's activations are multiplied by to be whole, and what a whole one is worth.
+struct Step {
+  float inverse;  // 0: the block counts as zeros
+  float step;     // NaN where an activation is not finite
+};
+
+inline Step find_step(const float* x, std::int64_t block, float largest_whole) {
+  const __m256 sign = _mm256_set1_ps(-0.0F);
+  __m256 largest = _mm256_setzero_ps();
+  __m256 poison = _mm256_setzero_ps();  // 0 · x: NaN where x is not finite
+  for (std::int64_t k = 0; k < block; k += 8) {
+    const __m256 v = _mm256_loadu_ps(x + k);
+    largest = _mm256_max_ps(largest, _mm256_andnot_ps(sign, v));
+    poison = _mm256_fmadd_ps(v, _mm256_setzero_ps(), poison);
+  }
+  alignas(32) float lanes[8];
+  _mm256_store_ps(lanes, largest);
+  const float most = *std::max_element(lanes, lanes + 8);
+  if (sum_of(poison) != 0.0F) return {0.0F, std::numeric_limits<float>::quiet_NaN()};
+  const float inverse = largest_whole / most;
+  return {std::isfinite(inverse) ? inverse : 0.0F, most / largest_whole};
+}
+
+// Calls work(x, b) for each block b of a row of x, the last one filled up with zeros.
+template <typename Work>
+void for_blocks(const Form& form, const float* row, Work&& work) {
+  float last[256];
+  for (std::int64_t b = 0; b < form.blocks(); ++b) {
+    const std::int64_t left = form.K - b * form.block;
+    const float* x = row + b * form.block;
+    if (left < form.block) {
+      std::fill_n(std::copy_n(x, left, last), form.block - left, 0.0F);
+      x = last;
+    }
+    work(x, b);
+  }
+}
+
+void round_bytes_avx2(const Operands& o, std::int64_t from, std::int64_t to);
+void multiply_bytes_avx2(const Operands& o, std::int64_t from, std::int64_t to);
 void attend_avx2(const Attended& a);
 void normalise_avx2(const Normalised& n);
 void gate_avx2(const Gated& g);

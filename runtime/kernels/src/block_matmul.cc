@@ -1,5 +1,5 @@
 // Y, sum, normed, product = BlockMatMul(X, W, S, skip, gamma)
-//     attributes N, K, bits, block_size, activation, epsilon
+//     attributes N, K, bits, block_size, activation_bits, activation, epsilon
 //
 //     sum = X + skip                                     X without skip
 //     normed = sum / sqrt(mean(sum²) + epsilon) · gamma  X without gamma; then no sum or normed is made
@@ -32,7 +32,8 @@ enum Output : std::size_t { kY, kSum, kNormed, kProduct, kOutputs };
 Form read_form(const OrtKernelInfo* info) {
   const Form form{whole_attribute(info, "N"), whole_attribute(info, "K"),
                   whole_attribute(info, "block_size"),
-                  static_cast<int>(whole_attribute(info, "bits"))};
+                  static_cast<int>(whole_attribute(info, "bits")),
+                  static_cast<int>(whole_attribute(info, "activation_bits"))};
   const bool sizes = form.N > 0 && form.K > 0;
   const bool block = form.block == 32 || form.block == 64 || form.block == 128 || form.block == 256;
   if (!sizes || !block || (form.bits != 4 && form.bits != 8))
@@ -40,6 +41,10 @@ Form read_form(const OrtKernelInfo* info) {
                   std::to_string(form.N) + ", K " + std::to_string(form.K) + ", bits " +
                   std::to_string(form.bits) + ", block_size " + std::to_string(form.block) +
                   " were found");
+  if (form.activation_bits != 16 && (form.activation_bits != 8 || form.bits != 4))
+    throw Failure("activation_bits 16, or 8 with weights of 4 bits, were expected; " +
+                  std::to_string(form.activation_bits) + " with weights of " +
+                  std::to_string(form.bits) + " were found");
   return form;
 }
 
@@ -58,14 +63,24 @@ Activation read_activation(const OrtKernelInfo* info, const Form& form) {
 // For each thread that runs a session.
 struct Buffers {
   Scratch<std::int16_t> q;
+  Scratch<std::int8_t> byte_q;
   Scratch<float> step;
   Scratch<std::int32_t> offset;
+  Scratch<std::int16_t> byte_offset;
   Scratch<float> normed;
   Scratch<float> product;
 
-  Rounded rounded(const Form& form, std::int64_t rows) {
-    const std::int64_t blocks = rows * form.blocks();
-    return {q.sized(rows * form.padded()), step.sized(blocks), offset.sized(blocks * kParts)};
+  void round_into(Operands& operands) {
+    const Form& form = operands.form;
+    const std::int64_t blocks = operands.rows * form.blocks();
+    float* steps = step.sized(blocks);
+    if (form.activation_bits == 8)
+      operands.bytes = {
+          byte_q.sized(operands.rows * RoundedBytes::padded(form)), steps,
+          byte_offset.sized(operands.rows * RoundedBytes::sums(form) * kByteParts)};
+    else
+      operands.rounded = {q.sized(operands.rows * form.padded()), steps,
+                          offset.sized(blocks * kParts)};
   }
 };
 
@@ -139,7 +154,7 @@ struct BlockMatMul {
     operands.x = before.gamma == nullptr ? before.x : before.normed;
     operands.weight = read_input<std::uint8_t>(context, kW, form.N * form.row_bytes(), "W");
     operands.scale = read_input<float>(context, kS, form.N * form.blocks(), "S");
-    operands.rounded = buffers.rounded(form, rows);
+    buffers.round_into(operands);
     operands.y = product;
     prepare(context, before, operands);
     multiply(context, operands, y);
@@ -150,7 +165,7 @@ struct BlockMatMul {
     const auto prepared = [&](std::int64_t from, std::int64_t to) {
       if (before.gamma != nullptr)
         for (std::int64_t row = from; row < to; ++row) before.run(form.K, row, kernel);
-      kernel.round(operands, from, to);
+      kernel.product(form).round(operands, from, to);
     };
     if (operands.rows < kRowsAlone) return prepared(0, operands.rows);
     const std::int64_t shares = (operands.rows + kRowsAlone - 1) / kRowsAlone;
@@ -160,6 +175,7 @@ struct BlockMatMul {
   }
 
   void multiply(const OrtKernelContext* context, const Operands& operands, float* y) const {
+    const Product& product = kernel.product(form);
     const bool gated = activation != Activation::kNone;
     const std::int64_t outputs = gated ? form.N / 2 : form.N;
     const std::int64_t bytes = gated ? 2 * form.row_bytes() : form.row_bytes();
@@ -167,9 +183,9 @@ struct BlockMatMul {
     in_parallel(context, (outputs + size - 1) / size, [&](std::int64_t share) {
       const std::int64_t from = share * size;
       const std::int64_t to = std::min(outputs, from + size);
-      kernel.multiply(operands, from, to);
+      product.multiply(operands, from, to);
       if (gated)
-        kernel.multiply(operands, outputs + from, outputs + to);
+        product.multiply(operands, outputs + from, outputs + to);
       else if (operands.y == y)
         return;
       for (std::int64_t row = 0; row < operands.rows; ++row) {

@@ -53,7 +53,7 @@ extern "C" HEADPORT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* optio
 }
 
 // The form of operators and weights; a manifest names the one its graphs were made for.
-extern "C" HEADPORT_EXPORT int headport_kernels_version() { return 2; }
+extern "C" HEADPORT_EXPORT int headport_kernels_version() { return 3; }
 
 extern "C" HEADPORT_EXPORT const char* headport_kernels_name() {
   return headport::kernels::find_kernel().name;

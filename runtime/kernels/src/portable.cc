@@ -2,85 +2,107 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "product.h"
 
 namespace headport::kernels {
 namespace {
 
-constexpr float kLargest = 32767.0F;
+// Where one row's whole numbers lie, of either width.
+template <typename Whole, typename Offset>
+struct Row {
+  static constexpr bool kWords = sizeof(Whole) == 2;
+  static constexpr float kLargest = kWords ? 32767.0F : 127.0F;
+  static constexpr std::int64_t kWide = kWords ? kGroup : kByteGroup;  // of a group
 
-std::int64_t place(std::int64_t k) {
-  const std::int64_t in_group = k % kGroup;
-  return k - in_group + in_group / 2 + (in_group % 2) * (kGroup / 2);
+  Whole* q;
+  std::int64_t padded;
+  float* step;
+  Offset* offset;
+  std::int64_t sums;  // sets of parts
+
+  static std::int64_t place(std::int64_t k) {
+    const std::int64_t in_group = k % kWide;
+    return k - in_group + in_group / 2 + (in_group % 2) * (kWide / 2);
+  }
+  Offset& part(std::int64_t k) const {
+    return offset[k / (padded / sums) * (kWide / 4) + k % kWide / 4];
+  }
+};
+
+Row<std::int16_t, std::int32_t> words_of(const Operands& o, std::int64_t row) {
+  const std::int64_t padded = o.form.padded();
+  const std::int64_t blocks = o.form.blocks();
+  return {o.rounded.q + row * padded, padded, o.rounded.step + row * blocks,
+          o.rounded.offset + row * blocks * kParts, blocks};
 }
 
-void round_block(const float* x, std::int64_t count, const Form& form, std::int16_t* q, float* step,
-                 std::int32_t* offset) {
-  float largest = 0.0F;
-  bool finite = true;
-  for (std::int64_t k = 0; k < count; ++k) {
-    largest = std::max(largest, std::fabs(x[k]));
-    finite = finite && std::isfinite(x[k]);
-  }
-  const float inverse = kLargest / largest;  // infinite where all is (nearly) zero
-  std::fill_n(q, form.block, std::int16_t{0});
-  *step = finite ? largest / kLargest : std::numeric_limits<float>::quiet_NaN();
-  std::fill_n(offset, kParts, 0);
-  if (!finite || !std::isfinite(inverse)) return;
-  for (std::int64_t k = 0; k < count; ++k) {
-    const auto whole = static_cast<std::int16_t>(std::lrintf(x[k] * inverse));
-    q[place(k)] = whole;
-    offset[place(k) % (2 * kParts) / 2] -= form.zero_point() * whole;
+Row<std::int8_t, std::int16_t> bytes_of(const Operands& o, std::int64_t row) {
+  const std::int64_t padded = RoundedBytes::padded(o.form);
+  const std::int64_t sums = RoundedBytes::sums(o.form);
+  return {o.bytes.q + row * padded, padded, o.bytes.step + row * o.form.blocks(),
+          o.bytes.offset + row * sums * kByteParts, sums};
+}
+
+template <typename Whole, typename Offset>
+void round_row(const Row<Whole, Offset>& row, const float* x, const Form& form) {
+  std::fill_n(row.q, row.padded, Whole{0});
+  std::fill_n(row.offset, row.sums * (row.kWide / 4), Offset{0});
+  for (std::int64_t b = 0; b < form.blocks(); ++b) {
+    const std::int64_t end = std::min(form.K, (b + 1) * form.block);
+    float largest = 0.0F;
+    bool finite = true;
+    for (std::int64_t k = b * form.block; k < end; ++k) {
+      largest = std::max(largest, std::fabs(x[k]));
+      finite = finite && std::isfinite(x[k]);
+    }
+    const float inverse = row.kLargest / largest;  // infinite where all is (nearly) zero
+    row.step[b] = finite ? largest / row.kLargest : std::numeric_limits<float>::quiet_NaN();
+    if (!finite || !std::isfinite(inverse)) continue;
+    for (std::int64_t k = b * form.block; k < end; ++k) {
+      const auto whole = static_cast<Whole>(std::lrintf(x[k] * inverse));
+      row.q[row.place(k)] = whole;
+      row.part(k) = static_cast<Offset>(row.part(k) - form.zero_point() * whole);
+    }
   }
 }
 
+// Σ over a block of one row of the weight with one of x.
+template <typename Whole, typename Offset>
+std::int32_t sum_of_block(const Row<Whole, Offset>& row, const std::uint8_t* weight,
+                          const Form& form, std::int64_t b) {
+  const std::int64_t begin = b * form.block;
+  std::int32_t sum = 0;
+  for (std::int64_t k = begin; k < begin + std::min(form.block, row.kWide); k += 4)
+    sum += row.part(k);
+  for (std::int64_t k = begin; k < begin + form.block; ++k) {
+    const std::int32_t stored =
+        form.bits == 8 ? weight[k] : k % 2 != 0 ? weight[k / 2] >> 4 : weight[k / 2] & 15;
+    sum += stored * row.q[row.place(k)];
+  }
+  return sum;
+}
+
+template <auto RowOf>
 void round(const Operands& o, std::int64_t from, std::int64_t to) {
-  const Form& form = o.form;
-  const std::int64_t blocks = form.blocks();
   for (std::int64_t row = from; row < to; ++row)
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      const std::int64_t first = b * form.block;
-      round_block(o.x + row * form.K + first, std::min(form.block, form.K - first), form,
-                  o.rounded.q + row * form.padded() + first, o.rounded.step + row * blocks + b,
-                  o.rounded.offset + (row * blocks + b) * kParts);
-    }
+    round_row(RowOf(o, row), o.x + row * o.form.K, o.form);
 }
 
-// Bytes of a group → its weights, as the activations wait.
-void unpack(const std::uint8_t* bytes, int bits, std::int32_t* weights) {
-  for (std::int64_t i = 0; i < kGroup / 2; ++i) {
-    weights[i] = bits == 8 ? bytes[2 * i] : bytes[i] & 15;
-    weights[i + kGroup / 2] = bits == 8 ? bytes[2 * i + 1] : bytes[i] >> 4;
-  }
-}
-
+template <auto RowOf>
 void multiply(const Operands& o, std::int64_t from, std::int64_t to) {
-  const Form& form = o.form;
-  const std::int64_t blocks = form.blocks();
-  const std::int64_t group_bytes = kGroup * form.bits / 8;
-  for (std::int64_t n = from; n < to; ++n)
-    for (std::int64_t row = 0; row < o.rows; ++row) {
-      const std::uint8_t* bytes = o.weight + n * form.row_bytes();
-      const std::int16_t* q = o.rounded.q + row * form.padded();
+  const std::int64_t blocks = o.form.blocks();
+  for (std::int64_t row = 0; row < o.rows; ++row) {
+    const auto given = RowOf(o, row);
+    for (std::int64_t n = from; n < to; ++n) {
       float total = 0.0F;
-      for (std::int64_t b = 0; b < blocks; ++b) {
-        const std::int32_t* offset = o.rounded.offset + (row * blocks + b) * kParts;
-        std::int32_t sum = std::accumulate(offset, offset + kParts, 0);
-        for (std::int64_t g = 0; g < form.block; g += kGroup) {
-          std::int32_t weights[kGroup];
-          unpack(bytes, form.bits, weights);
-          std::int32_t part = 0;
-          for (std::int64_t i = 0; i < kGroup; ++i) part += weights[i] * q[i];
-          sum += part;
-          bytes += group_bytes;
-          q += kGroup;
-        }
-        total += static_cast<float>(sum) * (o.scale[n * blocks + b] * o.rounded.step[row * blocks + b]);
-      }
-      o.y[row * form.N + n] = total;
+      for (std::int64_t b = 0; b < blocks; ++b)
+        total += static_cast<float>(
+                     sum_of_block(given, o.weight + n * o.form.row_bytes(), o.form, b)) *
+                 (o.scale[n * blocks + b] * given.step[b]);
+      o.y[row * o.form.N + n] = total;
     }
+  }
 }
 
 void attend(const Attended& a) {
@@ -122,6 +144,11 @@ void gate(const Gated& g) {
 
 }  // namespace
 
-const Kernel kPortable{"portable", round, multiply, attend, normalise, gate};
+const Kernel kPortable{"portable",
+                       {round<words_of>, multiply<words_of>},
+                       {round<bytes_of>, multiply<bytes_of>},
+                       attend,
+                       normalise,
+                       gate};
 
 }  // namespace headport::kernels

@@ -1,10 +1,11 @@
-// y = x Ŵᵀ: weights of 8 or 4 bits, activations of 16, summed in whole numbers block by block.
+// y = x Ŵᵀ: weights of 8 or 4 bits, activations of 16 or 8, summed in whole numbers block by block.
 //
 //     y[r, n] = Σ_b scale[n, b] · step[r, b] · Σ_{k in b} (w[n, k] - zero point) · q[r, k]
 //
 // The inner sum is exact, on AVX2 in eight parts, which are added up as float32. With q of 16 bits an
 // activation is off by about max|x_b| / 65,534, which is less than what is lost by two rows of 8
-// bits, for the price of one.
+// bits, for the price of one. With 8 bits it is max|x_b| / 254, for half of that price, where
+// weights have 4; for weights of 8 the price would be the same.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,9 @@ namespace headport::kernels {
 struct Form {
   std::int64_t N = 0;
   std::int64_t K = 0;
-  std::int64_t block = 0;  // weights that share a scale; a multiple of kGroup up to 256
-  int bits = 0;            // 8 or 4
+  std::int64_t block = 0;    // weights that share a scale: 32, 64, 128 or 256
+  int bits = 0;              // 8 or 4
+  int activation_bits = 16;  // 16, or 8 where bits are 4
 
   std::int64_t blocks() const { return (K + block - 1) / block; }
   std::int64_t padded() const { return blocks() * block; }
@@ -24,9 +26,10 @@ struct Form {
   std::int32_t zero_point() const { return 1 << (bits - 1); }
 };
 
-// Both widths are unpacked into the even ones of 32 weights and the odd ones, so activations wait in
-// that order: [e0 … e15, o0 … o15] for each group.
+// Both widths are unpacked into the even ones of a group's weights and the odd ones, so activations
+// wait in that order: [e0 … e15, o0 … o15] for each group of 32, and for 8 bits for each of 64.
 constexpr std::int64_t kGroup = 32;
+constexpr std::int64_t kByteGroup = 64;
 
 // A block's sum is kept in eight parts: activation i of a group goes to part i % 16 / 2. Each has the
 // zero point taken off it, so that what is rounded to float32 is a part of the sum that is wanted.
@@ -39,13 +42,30 @@ struct Rounded {
   std::int32_t* offset = nullptr;  // [rows, blocks, kParts]: - zero point · Σ q of the part
 };
 
+// The same for activations of 8 bits. A sum begins with what 64 weights need, or a block where that
+// is larger, in 16 parts: activation i of a group goes to part i / 4. K is filled up to whole groups.
+constexpr std::int64_t kByteParts = 16;
+struct RoundedBytes {
+  std::int8_t* q = nullptr;        // [rows, padded]
+  float* step = nullptr;           // [rows, blocks]; NaN where x is not finite
+  std::int16_t* offset = nullptr;  // [rows, sums, kByteParts]: - zero point · Σ q of the part
+
+  static std::int64_t padded(const Form& form) {
+    return (form.padded() + kByteGroup - 1) / kByteGroup * kByteGroup;
+  }
+  static std::int64_t sums(const Form& form) {
+    return padded(form) / (form.block < kByteGroup ? kByteGroup : form.block);
+  }
+};
+
 struct Operands {
   Form form;
   const float* x = nullptr;              // [rows, K]
   std::int64_t rows = 0;
   const std::uint8_t* weight = nullptr;  // [N, blocks, block · bits / 8]
   const float* scale = nullptr;          // [N, blocks]
-  Rounded rounded;
+  Rounded rounded;       // for activations of 16 bits
+  RoundedBytes bytes;    // for those of 8
   float* y = nullptr;  // [rows, N]
 };
 
@@ -87,14 +107,24 @@ struct Attended {
   float* out;     // [D]
 };
 
-// One way to compute all of it. A row of y never depends on the rows beside it.
-struct Kernel {
-  const char* name;
+// A row of y never depends on the rows beside it.
+struct Product {
   void (*round)(const Operands&, std::int64_t from, std::int64_t to);     // rows of x
   void (*multiply)(const Operands&, std::int64_t from, std::int64_t to);  // rows of the weight
+};
+
+// One way to compute all of it.
+struct Kernel {
+  const char* name;
+  Product words;  // activations of 16 bits
+  Product bytes;  // of 8
   void (*attend)(const Attended&);
   void (*normalise)(const Normalised&);
   void (*gate)(const Gated&);
+
+  const Product& product(const Form& form) const {
+    return form.activation_bits == 8 ? bytes : words;
+  }
 };
 
 extern const Kernel kPortable;

@@ -8,7 +8,7 @@ namespace headport::kernels {
 namespace {
 
 constexpr std::int64_t kOutputs = 7;
-constexpr std::int64_t kRows = 4;
+constexpr std::int64_t kRows = 10;  // six, three and one at once
 constexpr float kAccepted = 1e-5F;  // of the largest: sums of float32 in another order
 constexpr std::int64_t kBeyond = 4096;  // bytes behind a weight that a kernel may fetch ahead
 
@@ -28,15 +28,22 @@ std::vector<float> run(const Kernel& kernel, const Form& form, std::int64_t rows
   std::vector<float> scale(static_cast<std::size_t>(form.N * form.blocks()));
   for (float& value : scale) value = random.real();
   std::vector<std::int16_t> q(static_cast<std::size_t>(rows * form.padded()));
+  std::vector<std::int8_t> bytes(static_cast<std::size_t>(rows * RoundedBytes::padded(form)));
   std::vector<float> step(static_cast<std::size_t>(rows * form.blocks()));
   std::vector<std::int32_t> offset(step.size() * kParts);
+  std::vector<std::int16_t> byte_offset(
+      static_cast<std::size_t>(rows * RoundedBytes::sums(form) * kByteParts));
   std::vector<float> y(static_cast<std::size_t>(rows * form.N));
-  const Operands operands{form,         x.data(),
-                          rows,         weight.data(),
-                          scale.data(), {q.data(), step.data(), offset.data()},
+  const Operands operands{form,
+                          x.data(),
+                          rows,
+                          weight.data(),
+                          scale.data(),
+                          {q.data(), step.data(), offset.data()},
+                          {bytes.data(), step.data(), byte_offset.data()},
                           y.data()};
-  kernel.round(operands, 0, rows);
-  kernel.multiply(operands, 0, form.N);
+  kernel.product(form).round(operands, 0, rows);
+  kernel.product(form).multiply(operands, 0, form.N);
   return y;
 }
 
@@ -66,16 +73,23 @@ bool agree(const std::vector<float>& found, const std::vector<float>& expected) 
   return apart <= kAccepted * most;
 }
 
+struct Bits {
+  int weight;
+  int activation;
+};
+constexpr Bits kBits[] = {{4, 16}, {8, 16}, {4, 8}};
+
 std::string find_product_fault(const Kernel& kernel) {
-  for (const int bits : {4, 8})
+  for (const Bits bits : kBits)
     for (const std::int64_t block : {32, 64, 128, 256})
       for (const std::int64_t K : {2 * block, 3 * block - 24})
         for (const std::int64_t rows : {std::int64_t{1}, kRows}) {
-          const Form form{kOutputs, K, block, bits};
+          const Form form{kOutputs, K, block, bits.weight, bits.activation};
           for (const bool wild : {false, true})
             if (!agree(run(kernel, form, rows, wild), run(kPortable, form, rows, wild)))
               return std::string(kernel.name) + " differs from the plain form: " +
-                     std::to_string(bits) + " bits, blocks of " + std::to_string(block) +
+                     std::to_string(bits.weight) + " bits, activations of " +
+                     std::to_string(bits.activation) + ", blocks of " + std::to_string(block) +
                      ", K = " + std::to_string(K) + ", " + std::to_string(rows) + " rows";
         }
   return {};

@@ -25,7 +25,8 @@ struct Case {
   std::int64_t rows;
   std::vector<float> x, scale, y, step;
   std::vector<std::uint8_t> weight;
-  std::vector<std::int16_t> q;
+  std::vector<std::int16_t> q, byte_offset;
+  std::vector<std::int8_t> bytes;
   std::vector<std::int32_t> offset;
 
   Case(const Form& given, std::int64_t count) : form(given), rows(count) {
@@ -39,6 +40,8 @@ struct Case {
     step.resize(sized(rows * form.blocks()));
     offset.resize(step.size() * kParts);
     q.resize(sized(rows * form.padded()));
+    bytes.resize(sized(rows * RoundedBytes::padded(form)));
+    byte_offset.resize(sized(rows * RoundedBytes::sums(form) * kByteParts));
     weight.resize(sized(form.N * form.row_bytes()));
     for (float& value : x) value = real();
     for (float& value : scale) value = real();
@@ -46,17 +49,22 @@ struct Case {
   }
 
   void run(const Kernel& kernel) {
-    const Operands operands{form,         x.data(),
-                            rows,         weight.data(),
-                            scale.data(), {q.data(), step.data(), offset.data()},
+    const Operands operands{form,
+                            x.data(),
+                            rows,
+                            weight.data(),
+                            scale.data(),
+                            {q.data(), step.data(), offset.data()},
+                            {bytes.data(), step.data(), byte_offset.data()},
                             y.data()};
-    kernel.round(operands, 0, rows);
-    kernel.multiply(operands, 0, form.N);
+    kernel.product(form).round(operands, 0, rows);
+    kernel.product(form).multiply(operands, 0, form.N);
   }
 
   // Largest |Δ| to float64 over what rounding of activations and float32 sums explain.
   double share_of_bound(const Kernel& kernel) {
     run(kernel);
+    const double steps = form.activation_bits == 8 ? 2 * 127 : 2 * 32767;
     double share = 0;
     for (std::int64_t row = 0; row < rows; ++row)
       for (std::int64_t n = 0; n < form.N; ++n) {
@@ -74,7 +82,7 @@ struct Case {
             const double w = unit * (stored - form.zero_point());
             const double value = x[static_cast<std::size_t>(row * form.K + k)];
             exact += w * value;
-            bound += std::fabs(w) * (most / 65534 * 1.001 + std::fabs(value) * 1e-6);
+            bound += std::fabs(w) * (most / steps * 1.001 + std::fabs(value) * 1e-6);
           }
         }
         const double found = y[static_cast<std::size_t>(row * form.N + n)];
@@ -84,12 +92,18 @@ struct Case {
   }
 };
 
+struct Bits {
+  int weight;
+  int activation;
+};
+constexpr Bits kBits[] = {{4, 16}, {8, 16}, {4, 8}};
+
 void check_values() {
-  for (const int bits : {4, 8})
+  for (const auto [bits, activation_bits] : kBits)
     for (const std::int64_t block : {32, 64, 128, 256})
       for (const std::int64_t K : {block, 3 * block - 20})
         for (const std::int64_t rows : {1, 2, 3, 5, 7, 12}) {
-          Case each({27, K, block, bits}, rows);
+          Case each({27, K, block, bits, activation_bits}, rows);
           expect(each.share_of_bound(kPortable) < 1, "plain form against float64");
           expect(each.share_of_bound(find_kernel()) < 1, "fast form against float64");
           // All of one sign, weights near the zero point: large sums that nearly cancel.
@@ -117,26 +131,30 @@ void check_rows_alone(const Form& form, std::int64_t rows) {
 }
 
 void check_rows_alone() {
-  for (const int bits : {4, 8})
-    for (const std::int64_t block : {32, 64, 256})
+  for (const auto [bits, activation_bits] : kBits)
+    for (const std::int64_t block : {32, 64, 128, 256})
       for (const std::int64_t K : {2 * block, 3 * block, 3 * block - 20})
-        for (const std::int64_t N : {1, 6, 35}) check_rows_alone({N, K, block, bits}, 7);
+        for (const std::int64_t N : {1, 6, 35})
+          for (const std::int64_t rows : {7, 10})
+            check_rows_alone({N, K, block, bits, activation_bits}, rows);
 }
 
 void check_values_that_are_none() {
   for (const Kernel* kernel : {&kPortable, &find_kernel()})
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
                             std::numeric_limits<float>::infinity()}) {
-      Case each({4, 64, 32, 8}, 2);
-      each.x[40] = bad;
-      each.run(*kernel);
-      for (std::size_t n = 0; n < 4; ++n) {
-        expect(std::isnan(each.y[n]), "a row that holds NaN or infinity gives NaN");
-        expect(std::isfinite(each.y[4 + n]), "and no other row does");
+      for (const auto [bits, activation_bits] : kBits) {
+        Case each({4, 64, 32, bits, activation_bits}, 2);
+        each.x[40] = bad;
+        each.run(*kernel);
+        for (std::size_t n = 0; n < 4; ++n) {
+          expect(std::isnan(each.y[n]), "a row that holds NaN or infinity gives NaN");
+          expect(std::isfinite(each.y[4 + n]), "and no other row does");
+        }
+        for (float& value : each.x) value = 1e-42F;  // its inverse is infinite
+        each.run(*kernel);
+        for (const float value : each.y) expect(value == 0.0F, "next to nothing gives zero");
       }
-      for (float& value : each.x) value = 1e-42F;  // its inverse is infinite
-      each.run(*kernel);
-      for (const float value : each.y) expect(value == 0.0F, "next to nothing gives zero");
     }
 }
 
@@ -232,21 +250,38 @@ void check_around() {
 
 // Faults that a kernel could have, each found by the self-test.
 void without_offset(const Operands& o, std::int64_t from, std::int64_t to) {
-  kPortable.round(o, from, to);
+  kPortable.words.round(o, from, to);
   for (std::int64_t i = from * o.form.blocks() * kParts; i < to * o.form.blocks() * kParts; ++i)
     o.rounded.offset[i] = 0;
 }
 void swapped(const Operands& o, std::int64_t from, std::int64_t to) {
-  kPortable.round(o, from, to);
+  kPortable.words.round(o, from, to);
   std::swap(o.rounded.q[from * o.form.padded()], o.rounded.q[from * o.form.padded() + 16]);
 }
 void without_last_output(const Operands& o, std::int64_t from, std::int64_t to) {
   for (std::int64_t i = 0; i < o.rows * o.form.N; ++i) o.y[i] = 0;
-  kPortable.multiply(o, from, to - 1);
+  kPortable.words.multiply(o, from, to - 1);
 }
 void without_last_block(const Operands& o, std::int64_t from, std::int64_t to) {
-  kPortable.round(o, from, to);
+  kPortable.words.round(o, from, to);
   o.rounded.step[to * o.form.blocks() - 1] = 0;
+}
+void without_byte_offset(const Operands& o, std::int64_t from, std::int64_t to) {
+  kPortable.bytes.round(o, from, to);
+  o.bytes.offset[to * RoundedBytes::sums(o.form) * kByteParts - 9] = 0;
+}
+void with_halves_swapped(const Operands& o, std::int64_t from, std::int64_t to) {
+  kPortable.bytes.round(o, from, to);
+  std::int8_t* q = o.bytes.q + from * RoundedBytes::padded(o.form);
+  std::swap_ranges(q, q + kByteGroup / 2, q + kByteGroup / 2);
+}
+void with_too_large_sums(const Operands& o, std::int64_t from, std::int64_t to) {
+  kPortable.bytes.multiply(o, from, to);
+  if (o.form.block == 256) o.y[from] = 0;
+}
+void without_last_byte_row(const Operands& o, std::int64_t from, std::int64_t to) {
+  kPortable.bytes.multiply(o, from, to);
+  if (o.rows > 1) o.y[o.rows * o.form.N - 1] = 0;
 }
 
 void without_last_key(const Attended& a) {
@@ -290,10 +325,14 @@ void check_faults_are_found() {
   expect(find_fault(find_kernel()).empty(), "the fast form passes");
   expect(find_fault(kPortable).empty(), "the plain form passes");
   const Kernel broken[] = {
-      with("offset", [](Kernel& k) { k.round = without_offset; }),
-      with("order", [](Kernel& k) { k.round = swapped; }),
-      with("output", [](Kernel& k) { k.multiply = without_last_output; }),
-      with("block", [](Kernel& k) { k.round = without_last_block; }),
+      with("offset", [](Kernel& k) { k.words.round = without_offset; }),
+      with("order", [](Kernel& k) { k.words.round = swapped; }),
+      with("output", [](Kernel& k) { k.words.multiply = without_last_output; }),
+      with("block", [](Kernel& k) { k.words.round = without_last_block; }),
+      with("byte offset", [](Kernel& k) { k.bytes.round = without_byte_offset; }),
+      with("halves", [](Kernel& k) { k.bytes.round = with_halves_swapped; }),
+      with("blocks of 256", [](Kernel& k) { k.bytes.multiply = with_too_large_sums; }),
+      with("last row", [](Kernel& k) { k.bytes.multiply = without_last_byte_row; }),
       with("last key", [](Kernel& k) { k.attend = without_last_key; }),
       with("maximum", [](Kernel& k) { k.attend = without_maximum; }),
       with("epsilon", [](Kernel& k) { k.normalise = without_epsilon; }),

@@ -22,7 +22,7 @@ from headport.kernels import needed_kernels
 from headport.lowering.attention import attention_windows
 from headport.lowering.head import INTEGERS, packed_name
 from headport.lowering.match import Match, summarize
-from headport.lowering.own_kernels import one_row, with_kernels
+from headport.lowering.own_kernels import with_kernels
 from headport.lowering.parity import check_parity
 from headport.lowering.product_kernels import check_matrices, lower_products
 from headport.lowering.product_parity import check_product_parity
@@ -117,9 +117,9 @@ def lower(options: Options) -> Bundle:
                 manifest = rewrite_bundle(source, models, Path(folder))
                 unlowered = Bundle(Path(folder), _lowered(manifest, models, target))
                 parity = check_parity(source, unlowered, windows, settings)
-                how = record if options.kernels is None else one_row(record)
-                matches += lower_products(_backbone(manifest, models), how, target.name)
-                matches += _pack(target, _backbone(manifest, models))
+                backbone, one_row = _backbone(manifest, models), options.kernels is not None
+                matches += lower_products(backbone, record, target.name, one_row=one_row)
+                matches += _pack(target, backbone)
                 manifest = rewrite_bundle(source, models, draft.path)
                 preview = draft.preview(_lowered(manifest, models, target))
                 products = check_product_parity(source, unlowered, preview, settings)

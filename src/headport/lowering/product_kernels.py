@@ -9,6 +9,7 @@ would round it and what that lost, and the two results are added; weights are re
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -22,7 +23,9 @@ from headport.lowering.rounding import round_activations
 from headport.lowering.siblings import INPUT, SUMS
 from headport.manifest import BackboneQuantization, StoredMatrix
 
-__all__ = ["ProductKernel", "check_matrices", "kernel_of", "lower_products"]
+__all__ = ["ACTIVATIONS", "ProductKernel", "check_matrices", "kernel_of", "lower_products"]
+
+ACTIVATIONS = "headport.activations"  # metadata of a product: what its record asks for
 
 _OPERATOR = "MatMulNBits"
 _FLOAT_ACTIVATIONS, _INT8_ACTIVATIONS = 1, 4
@@ -92,13 +95,17 @@ def check_matrices(record: BackboneQuantization | None, target: str) -> None:
         )
 
 
-def lower_products(model: ir.Model, record: BackboneQuantization, target: str) -> list[Match]:
+def lower_products(
+    model: ir.Model, record: BackboneQuantization, target: str, *, one_row: bool = False
+) -> list[Match]:
     """Give every product with a stored matrix its kernel.
 
     Args:
         model: The backbone; changed in place.
         record: How its matrices are stored, and what may be done to activations.
         target: Row of `headport.lowering.targets`.
+        one_row: Residual products get one row too, for a kernel that takes their place and needs
+            no second; the node's metadata tells it what was asked for.
     """
     matches: dict[Match, None] = {}  # a set that keeps its order
     packed: dict[str, ir.Value] = {}
@@ -116,7 +123,10 @@ def lower_products(model: ir.Model, record: BackboneQuantization, target: str) -
         if product.name not in packed:
             packed[product.name] = _packed(product)
             model.graph.register_initializer(packed[product.name])
-        _lower(model, product, packed[product.name], kernel, doubled)
+        kernel = dataclasses.replace(kernel, residual=kernel.residual and not one_row)
+        made = _lower(model, product, packed[product.name], kernel, doubled)
+        if one_row:
+            made.metadata_props[ACTIVATIONS] = activations
         restores[id(product.restore)] = product.restore
         became = f"{_OPERATOR} ({how.format}), {activations} activations"
         matches[Match(f"matrix {product.name}", was, became)] = None
@@ -164,7 +174,7 @@ def _lower(
     packed: ir.Value,
     kernel: ProductKernel,
     doubled: dict[tuple[ir.Value, int], ir.Value],
-) -> None:
+) -> ir.Node:
     stored, scale = product.restore.inputs[:2]
     assert stored is not None and stored.const_value is not None and stored.dtype is not None
     N, K = (int(d) for d in stored.const_value.shape.numpy())
@@ -193,14 +203,15 @@ def _lower(
         block_size=block,
         accuracy_level=kernel.accuracy_level,
     )
+    node = made.producer()
+    assert node is not None
     if kernel.residual:
-        node = made.producer()
         parts = emit.ops("Split", [made], ("of_first", "of_rest"), axis=0, num_outputs=2)
         made = emit.op("Add", parts, "of_both")
-        assert node is not None
         node.metadata_props[INPUT] = x.name or ""
         node.metadata_props[SUMS] = product.product.outputs[0].name or ""
         made.name = product.product.outputs[0].name
     replace(model.graph, last, [made])
     if product.product is not last:
         model.graph.remove(product.product, safe=True)
+    return node

@@ -6,7 +6,7 @@ node, the tensor and the kernel that ship.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -70,11 +70,14 @@ class WrittenProduct:
 
     def read(self, rows: ir.Value) -> None:
         """Multiply these rows, as they are."""
-        ir.convenience.replace_all_uses_with(self.x, rows)
+        if INPUT in self.node.metadata_props:  # x becomes two rows on its way
+            ir.convenience.replace_all_uses_with(self.x, rows)
+            return
+        # Others that read x may be given other rows.
+        self.node.replace_input_with(0, rows)
         if _has_norm(self.node):
             for place in (SKIP, GAMMA):
                 self.node.replace_input_with(place, None)
-            self.node.replace_input_with(0, rows)
 
     def own(self, found: Float64) -> Float64:
         """Its columns of the output, [rows, N]."""
@@ -164,37 +167,39 @@ def _opened(bundle: Bundle, model: ir.Model, settings: SessionSettings | None) -
 
 
 def run_alone(
-    bundle: Bundle, rows: Mapping[int, Array], settings: SessionSettings | None = None
+    bundle: Bundle,
+    rows: Callable[[str, int], Array],
+    settings: SessionSettings | None = None,
 ) -> list[Observed]:
     """Every product on rows of our own.
 
     Args:
         bundle: Written, sealed or not.
-        rows: K → float32 [n, K].
+        rows: A matrix and its K → float32 [n, K]; one array, if many have the same.
         settings: Session settings.
     """
     model = ir.load(bundle.path / bundle.manifest.backbone.file)
     graph = model.graph
     products = written_products(model)
-    inputs = {
-        K: ir.val(f"rows_{K}", ir.DataType.FLOAT, ["rows", K])
-        for K in sorted({p.size[1] for p in products})
-    }
-    for product in products:
-        product.read(inputs[product.size[1]])
+    given = [rows(product.name, product.size[1]) for product in products]
+    inputs: dict[int, ir.Value] = {}
+    feeds: dict[str, Array] = {}
+    for product, array in zip(products, given, strict=True):
+        if id(array) not in inputs:
+            name = f"rows_{len(inputs)}"
+            inputs[id(array)] = ir.val(name, ir.DataType.FLOAT, ["rows", array.shape[1]])
+            feeds[name] = array
+        product.read(inputs[id(array)])
         product.y.type = ir.TensorType(ir.DataType.FLOAT)
         product.y.shape = None
     graph.inputs[:] = list(inputs.values())
     graph.outputs[:] = list({id(p.y): p.y for p in products}.values())
     common_passes.RemoveUnusedNodesPass()(model)
-    feeds = {f"rows_{K}": rows[K] for K in inputs}
     with _opened(bundle, model, settings) as session:
         found = session.run(feeds)
     return [
-        Observed(
-            p.name, rows[p.size[1]].astype(np.float64), p.own(found[p.y.name or ""].astype(float))
-        )
-        for p in products
+        Observed(p.name, array.astype(np.float64), p.own(found[p.y.name or ""].astype(float)))
+        for p, array in zip(products, given, strict=True)
     ]
 
 
