@@ -190,9 +190,8 @@ def test_wrong_sizes_are_refused(tmp_path: Path, library: Path) -> None:
     ):
         with pytest.raises(BundleError, match=message):
             _session(tmp_path, library, _ones(2, 2, 32), scale, **sizes | wrong)
-    session = _session(tmp_path, library, _ones(2, 2, 31), scale, **sizes)
-    with pytest.raises(Exception, match="W of 128 elements was expected, 124 were found"):
-        _product(session, np.ones((1, 1, 64), np.float32))
+    with pytest.raises(BundleError, match="W of 128 elements was expected, 124 were found"):
+        _session(tmp_path, library, _ones(2, 2, 31), scale, **sizes)
     session = _session(tmp_path, library, _ones(2, 2, 32), scale, **sizes)
     with pytest.raises(Exception, match=r"X \[..., 64\] was expected, its last dimension is 63"):
         _product(session, np.ones((1, 1, 63), np.float32))
@@ -219,3 +218,19 @@ def test_a_library_that_is_none(
     for wrong in (tmp_path / "text", tmp_path / "absent"):
         with pytest.raises(UsageError, match="not a library of headport's kernels"):
             needed_kernels(OPTIONS, wrong)
+
+
+def test_a_weight_that_is_no_constant(tmp_path: Path, library: Path) -> None:
+    form = "N = 2, K = 64, bits = 8, block_size = 32, activation_bits = 16"
+    model = ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 23, "{DOMAIN}": {VERSION}]>
+        product (float[r, 64] x, uint8[2, 2, 32] w, float[2, b] s) => (float[r, 2] y)
+        {{ y = {DOMAIN}.BlockMatMul <{form}, activation = "none", epsilon = 0.0> (x, w, s) }}
+    """)
+    session = _opened(tmp_path, library, model, {})
+    x = np.ones((1, 64), np.float32)
+    for stored in (129, 130):  # each time as it is given then
+        feeds = {"x": x, "w": np.full((2, 2, 32), stored, np.uint8), "s": np.ones((2, 2), "f4")}
+        np.testing.assert_allclose(session.run(feeds)["y"], 64.0 * (stored - 128), rtol=1e-4)
+    with pytest.raises(Exception, match="S of 4 elements was expected, 6 were found"):
+        session.run(feeds | {"s": np.ones((2, 3), np.float32)})

@@ -105,26 +105,34 @@ struct BlockMatMul {
   Activation activation;
   float epsilon;
   const Kernel& kernel;
+  const std::uint8_t* weight;  // null where it is no constant, as the two below
+  const float* scale;
+  const float* gamma;
 
   explicit BlockMatMul(const OrtKernelInfo* info)
       : form(read_form(info)),
         activation(read_activation(info, form)),
         epsilon(real_attribute(info, "epsilon")),
-        kernel(find_kernel()) {}
+        kernel(find_kernel()),
+        weight(constant_input<std::uint8_t>(info, kW, form.N * form.row_bytes(), "W")),
+        scale(constant_input<float>(info, kS, form.N * form.blocks(), "S")),
+        gamma(constant_input<float>(info, kGamma, form.K, "gamma")) {}
 
   Before read_before(OrtKernelContext* context, const std::vector<std::int64_t>& dims,
                      std::int64_t rows, Buffers& buffers) const {
     Before before;
-    before.x = read_input<float>(context, kX, rows * form.K, "X");
-    const bool norms = find_input(context, kGamma) != nullptr;
-    if (!norms) {
-      if (find_input(context, kSkip) != nullptr) throw Failure("skip needs gamma");
+    before.x = data_of<float>(find_input(context, kX));
+    const OrtValue* skip = find_input(context, kSkip);
+    before.gamma = gamma;
+    if (gamma == nullptr && find_input(context, kGamma) != nullptr)
+      before.gamma = read_input<float>(context, kGamma, form.K, "gamma");
+    if (before.gamma == nullptr) {
+      if (skip != nullptr) throw Failure("skip needs gamma");
       return before;
     }
-    before.gamma = read_input<float>(context, kGamma, form.K, "gamma");
-    if (const OrtValue* skip = find_input(context, kSkip)) {
+    if (skip != nullptr) {
       if (dims_of(skip) != dims) throw Failure("skip with the dimensions of X was expected");
-      before.skip = read_input<float>(context, kSkip, rows * form.K, "skip");
+      before.skip = data_of<float>(skip);
     }
     before.epsilon = epsilon;
     before.sum = find_output(context, kSum, dims);
@@ -152,8 +160,12 @@ struct BlockMatMul {
     operands.form = form;
     operands.rows = rows;
     operands.x = before.gamma == nullptr ? before.x : before.normed;
-    operands.weight = read_input<std::uint8_t>(context, kW, form.N * form.row_bytes(), "W");
-    operands.scale = read_input<float>(context, kS, form.N * form.blocks(), "S");
+    operands.weight = weight;
+    if (weight == nullptr)
+      operands.weight = read_input<std::uint8_t>(context, kW, form.N * form.row_bytes(), "W");
+    operands.scale = scale;
+    if (scale == nullptr)
+      operands.scale = read_input<float>(context, kS, form.N * form.blocks(), "S");
     buffers.round_into(operands);
     operands.y = product;
     prepare(context, before, operands);

@@ -38,6 +38,16 @@ const OrtValue* find_input(const OrtKernelContext* context, std::size_t index) {
   return value;
 }
 
+const OrtValue* find_constant(const OrtKernelInfo* info, std::size_t index) {
+  std::size_t count = 0;
+  check(api->KernelInfo_GetInputCount(info, &count));
+  if (index >= count) return nullptr;
+  int is_constant = 0;
+  const OrtValue* value = nullptr;
+  check(api->KernelInfoGetConstantInput_tensor(info, index, &is_constant, &value));
+  return is_constant != 0 ? value : nullptr;
+}
+
 std::vector<std::int64_t> dims_of(const OrtValue* value) {
   OrtTensorTypeAndShapeInfo* info = nullptr;
   check(api->GetTensorTypeAndShape(value, &info));

@@ -40,6 +40,7 @@ std::string text_attribute(const OrtKernelInfo* info, const char* name);
 
 // Null where an optional input is left out.
 const OrtValue* find_input(const OrtKernelContext* context, std::size_t index);
+const OrtValue* find_constant(const OrtKernelInfo* info, std::size_t index);
 std::vector<std::int64_t> dims_of(const OrtValue* value);
 std::int64_t product_of(const std::vector<std::int64_t>& dims);
 OrtValue* make_output(OrtKernelContext* context, std::size_t index,
@@ -56,16 +57,33 @@ T* data_of(OrtValue* value) {
   return static_cast<T*>(data);
 }
 
-// An input whose bytes are `count` elements, whatever its dimensions.
 template <typename T>
-const T* read_input(const OrtKernelContext* context, std::size_t index, std::int64_t count,
-                    const char* name) {
-  const OrtValue* value = find_input(context, index);
+const T* data_of(const OrtValue* value) {
+  return data_of<T>(const_cast<OrtValue*>(value));  // the C API has no other way to read
+}
+
+// The data of a value whose bytes are `count` elements, whatever its dimensions; null is none.
+template <typename T>
+const T* elements_of(const OrtValue* value, std::int64_t count, const char* name) {
   const std::int64_t found = value == nullptr ? 0 : product_of(dims_of(value));
   if (value == nullptr || found != count)
     throw Failure(std::string(name) + " of " + std::to_string(count) +
                   " elements was expected, " + std::to_string(found) + " were found");
-  return data_of<T>(const_cast<OrtValue*>(value));
+  return data_of<T>(value);
+}
+
+template <typename T>
+const T* read_input(const OrtKernelContext* context, std::size_t index, std::int64_t count,
+                    const char* name) {
+  return elements_of<T>(find_input(context, index), count, name);
+}
+
+// An input that never changes, so that no call has to look for it again; null where it may.
+template <typename T>
+const T* constant_input(const OrtKernelInfo* info, std::size_t index, std::int64_t count,
+                        const char* name) {
+  const OrtValue* value = find_constant(info, index);
+  return value == nullptr ? nullptr : elements_of<T>(value, count, name);
 }
 
 // work(i) for every i below `total`, by the session's threads. What it throws, which is want of
