@@ -60,7 +60,9 @@ class _Rows:
         assert isinstance(out, np.ndarray)
         return out
 
-    def run(self, session: Session, rows: list[int], past: list[int], added: list[int]) -> np.ndarray:
+    def run(
+        self, session: Session, rows: list[int], past: list[int], added: list[int]
+    ) -> np.ndarray:
         """What tokens past … past + added of each row give, shape [B, T, heads, D]."""
         tokens = max(added)
 
