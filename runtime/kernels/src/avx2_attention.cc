@@ -1,6 +1,7 @@
 // Compiled for AVX2 and FMA; called only where the CPU has both.
 //
-// What a query gives does not depend on the queries beside it, nor on how many keys are scored at once.
+// What a query gives does not depend on the queries beside it, nor on how many keys are scored at
+// once.
 #if defined(__x86_64__)
 #include "avx2.h"
 
@@ -11,7 +12,7 @@ namespace headport::kernels {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kQueries = 3;  // at once: with four keys, or as many registers of values, all registers
+constexpr int kQueries = 3;  // at once: with four keys or registers of values, all registers
 constexpr int kLine = 16;    // floats of a cache line
 
 using Scores = float[kQueries][kMostKeys];
