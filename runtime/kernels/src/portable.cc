@@ -106,21 +106,27 @@ void multiply(const Operands& o, std::int64_t from, std::int64_t to) {
 }
 
 void attend(const Attended& a) {
-  float most = -std::numeric_limits<float>::infinity();
-  for (std::int64_t j = 0; j < a.count; ++j) {
-    float dot = 0.0F;
-    for (std::int64_t i = 0; i < a.D; ++i) dot += a.query[i] * a.keys[j * a.D + i];
-    a.scores[j] = dot;
-    most = std::max(most, dot);
+  for (std::int64_t q = 0; q < a.queries; ++q) {
+    const float* query = a.query + q * a.D;
+    float* out = a.found.out + q * a.D;
+    float scores[kMostKeys];
+    float most = std::numeric_limits<float>::lowest();
+    for (std::int64_t j = 0; j < a.count; ++j) {
+      float dot = 0.0F;
+      for (std::int64_t i = 0; i < a.D; ++i) dot += query[i] * a.keys[j * a.D + i];
+      scores[j] = dot;
+      most = std::max(most, dot);
+    }
+    std::fill_n(out, a.D, 0.0F);
+    float total = 0.0F;
+    for (std::int64_t j = 0; j < a.count; ++j) {
+      const float weight = std::exp(scores[j] - most);
+      total += weight;
+      for (std::int64_t i = 0; i < a.D; ++i) out[i] += weight * a.values[j * a.D + i];
+    }
+    a.found.most[q] = most;
+    a.found.sum[q] = total;
   }
-  std::fill_n(a.out, a.D, 0.0F);
-  float total = 0.0F;
-  for (std::int64_t j = 0; j < a.count; ++j) {
-    const float weight = std::exp(a.scores[j] - most);
-    total += weight;
-    for (std::int64_t i = 0; i < a.D; ++i) a.out[i] += weight * a.values[j * a.D + i];
-  }
-  for (std::int64_t i = 0; i < a.D; ++i) a.out[i] /= total;
 }
 
 void normalise(const Normalised& n) {

@@ -96,15 +96,27 @@ struct Gated {
 constexpr float kGeluLinear = 1.5957691216F;  // 2 √(2/π)
 constexpr float kGeluCubic = 0.0713548163F;   // 0.044715 · that
 
-// One query against the keys and values of its past: out = Σ_j softmax(query · key_j) value_j.
+// A token's past is taken in chunks of as many keys, so that threads can share it and room for scores
+// is fixed. What a token gives depends on this number, and not on who computes which chunk.
+constexpr std::int64_t kMostKeys = 128;
+
+// Values as some of the keys weigh them, for each of several queries. With s_j = query · key_j:
+//     most = max_j s_j,  sum = Σ_j exp(s_j - most),  out = Σ_j exp(s_j - most) value_j
+struct Weighed {
+  float* most;  // [queries]; finite where all scores are -infinity, which weigh nothing
+  float* sum;   // [queries]
+  float* out;   // [queries, D]
+};
+
+// Queries that share keys and values, against a chunk of these.
 struct Attended {
-  const float* query;  // [D], scaled
-  const float* keys;   // [count, D]
+  const float* query;  // [queries, D], scaled
+  std::int64_t queries;
+  const float* keys;  // [count, D]
   const float* values;
-  std::int64_t count;
+  std::int64_t count;  // 1 … kMostKeys
   std::int64_t D;
-  float* scores;  // room for count and 8 more
-  float* out;     // [D]
+  Weighed found;
 };
 
 // A row of y never depends on the rows beside it.

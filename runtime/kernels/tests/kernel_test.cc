@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention_parts.h"
 #include "product.h"
 #include "selftest.h"
 
@@ -158,41 +159,113 @@ void check_values_that_are_none() {
     }
 }
 
-// Attention against float64, for few and many keys, flat scores and steep ones.
+// Queries against keys and values in chunks, as the operator does it.
+struct Asked {
+  std::int64_t queries, count, D;
+  std::vector<float> query, keys, values;
+
+  Asked(std::int64_t asked, std::int64_t among, std::int64_t size, float steep)
+      : queries(asked), count(among), D(size) {
+    const Case from({1, 2 * count * D + queries * D, 32, 8}, 1);
+    const float* next = from.x.data();
+    keys.assign(next, next + count * D);
+    values.assign(next + count * D, next + 2 * count * D);
+    query.assign(next + 2 * count * D, next + 2 * count * D + queries * D);
+    for (float& value : query) value *= steep;
+  }
+
+  std::vector<float> run(const Kernel& kernel, std::int64_t first_query, std::int64_t some) const {
+    std::vector<float> made(static_cast<std::size_t>(2 * some * (D + 2)));
+    const auto weighed = [&](float* begin) {
+      return Weighed{begin + some * D, begin + some * D + some, begin};
+    };
+    const Weighed found = weighed(made.data());
+    const Weighed next = weighed(made.data() + some * (D + 2));
+    for (std::int64_t j = 0; j < count; j += kMostKeys) {
+      kernel.attend({query.data() + first_query * D, some, keys.data() + j * D,
+                     values.data() + j * D, std::min(kMostKeys, count - j), D,
+                     j == 0 ? found : next});
+      if (j > 0) fold(found, next, some, D);
+    }
+    finish(found, some, D);
+    made.resize(static_cast<std::size_t>(some * D));
+    return made;
+  }
+
+  std::vector<double> exact(std::int64_t q) const {
+    const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+    std::vector<double> weight(at(count)), out(at(D));
+    double most = -1e30, total = 0;
+    for (std::int64_t j = 0; j < count; ++j) {
+      for (std::int64_t i = 0; i < D; ++i)
+        weight[at(j)] += double{query[at(q * D + i)]} * double{keys[at(j * D + i)]};
+      most = std::max(most, weight[at(j)]);
+    }
+    for (double& each : weight) total += each = std::exp(each - most);
+    for (std::int64_t j = 0; j < count; ++j)
+      for (std::int64_t i = 0; i < D; ++i)
+        out[at(i)] += weight[at(j)] / total * double{values[at(j * D + i)]};
+    return out;
+  }
+};
+
+// Attention against float64: groups of all sizes, few and many keys, flat scores and steep ones. A
+// query gives the same bit for bit alone.
 void check_attention() {
-  for (const std::int64_t D : {8, 20, 64, 96})
-    for (const std::int64_t count : {1, 7, 8, 300})
-      for (const float steep : {0.5F, 30.0F})
-        for (const Kernel* kernel : {&kPortable, &find_kernel()}) {
-          Case from({1, count * D, 32, 8}, 3);  // keys, values, and a query in front of the rest
-          const float* keys = from.x.data();
-          const float* values = keys + count * D;
-          std::vector<float> query(values + count * D, values + count * D + D);
-          for (float& value : query) value *= steep;
-          std::vector<double> weight(static_cast<std::size_t>(count));
-          double most = -1e30, total = 0;
-          for (std::int64_t j = 0; j < count; ++j) {
-            double dot = 0;
-            for (std::int64_t i = 0; i < D; ++i)
-              dot += double{query[static_cast<std::size_t>(i)]} * double{keys[j * D + i]};
-            weight[static_cast<std::size_t>(j)] = dot;
-            most = std::max(most, dot);
+  for (const std::int64_t queries : {1, 2, 3, 4, 5, 7, 8})
+    for (const std::int64_t D : {8, 20, 64, 96})
+      for (const std::int64_t count : {1, 7, 8, 127, 128, 129, 300})
+        for (const float steep : {0.5F, 30.0F})
+          for (const Kernel* kernel : {&kPortable, &find_kernel()}) {
+            Asked asked(queries, count, D, steep);
+            const std::vector<float> out = asked.run(*kernel, 0, queries);
+            for (std::int64_t q = 0; q < queries; ++q) {
+              const std::vector<double> exact = asked.exact(q);
+              for (std::int64_t i = 0; i < D; ++i) {
+                const float found = out[static_cast<std::size_t>(q * D + i)];
+                expect(std::fabs(exact[static_cast<std::size_t>(i)] - double{found}) <
+                           1e-6 * (1 + double{steep}),
+                       "attention against float64");
+              }
+              const std::vector<float> alone = asked.run(*kernel, q, 1);
+              expect(std::equal(alone.begin(), alone.end(), out.begin() + q * D), "a query alone");
+            }
           }
-          for (double& each : weight) total += each = std::exp(each - most);
-          std::vector<float> scores(static_cast<std::size_t>(count) + 8);
-          std::vector<float> out(static_cast<std::size_t>(D));
-          kernel->attend({query.data(), keys, values, count, D, scores.data(), out.data()});
-          for (std::int64_t i = 0; i < D; ++i) {
-            double exact = 0;
-            for (std::int64_t j = 0; j < count; ++j)
-              exact += weight[static_cast<std::size_t>(j)] / total * double{values[j * D + i]};
-            const double apart = std::fabs(exact - double{out[static_cast<std::size_t>(i)]});
-            expect(apart < 1e-6 * (1 + steep), "attention against float64");
-          }
-          query[0] = std::numeric_limits<float>::quiet_NaN();
-          kernel->attend({query.data(), keys, values, count, D, scores.data(), out.data()});
-          expect(std::isnan(out[0]), "a query that is none gives NaN");
-        }
+}
+
+// What is none, and keys that are infinitely far: a key, or a whole chunk, that scores -infinity
+// weighs nothing; where all do, and where a score is NaN or infinity, the result is NaN.
+void check_attention_to_none() {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const Kernel* kernel : {&kPortable, &find_kernel()})
+    for (const std::int64_t count : {5, 128, 300}) {
+      Asked asked(3, count, 64, 1.0F);
+      for (std::int64_t q = 0; q < 3; ++q) asked.query[static_cast<std::size_t>(q * 64)] = 1.0F;
+      const auto runs = [&](std::int64_t from, std::int64_t to, float key) {
+        Asked changed = asked;
+        for (std::int64_t j = from; j < to; ++j) changed.keys[static_cast<std::size_t>(j * 64)] = key;
+        return changed.run(*kernel, 0, 3);
+      };
+      for (const std::int64_t j : {std::int64_t{0}, count / 2, count - 1})
+        for (const float bad : {kInfinity, std::numeric_limits<float>::quiet_NaN()})
+          for (const float value : runs(j, j + 1, bad))
+            expect(std::isnan(value), "a score that is none gives NaN");
+      for (const float value : runs(0, count, -kInfinity))
+        expect(std::isnan(value), "nothing that weighs anything gives NaN");
+      const std::int64_t far = std::min(kMostKeys, count - 1);
+      Asked rest(3, count, 64, 1.0F);
+      rest.query = asked.query;
+      rest.keys.erase(rest.keys.begin(), rest.keys.begin() + far * 64);
+      rest.values.erase(rest.values.begin(), rest.values.begin() + far * 64);
+      rest.count -= far;
+      const std::vector<float> expected = rest.run(*kernel, 0, 3), found = runs(0, far, -kInfinity);
+      for (std::size_t i = 0; i < found.size(); ++i)
+        expect(std::fabs(found[i] - expected[i]) < 1e-6F, "what is infinitely far weighs nothing");
+      asked.query[64] = std::numeric_limits<float>::quiet_NaN();
+      const std::vector<float> out = asked.run(*kernel, 0, 3);
+      for (std::size_t i = 0; i < out.size(); ++i)
+        expect(std::isnan(out[i]) == (i / 64 == 1), "a query that is none gives NaN, no other does");
+    }
 }
 
 // Norms and activations against float64.
@@ -291,8 +364,19 @@ void without_last_key(const Attended& a) {
 }
 void without_maximum(const Attended& a) {  // overflows where scores are large
   kPortable.attend(a);
-  for (std::int64_t j = 0; j < a.count; ++j)
-    if (a.scores[j] > 88.0F) a.out[0] = std::numeric_limits<float>::quiet_NaN();
+  if (a.found.most[0] > 88.0F) a.found.out[0] = std::numeric_limits<float>::quiet_NaN();
+}
+void without_last_query(const Attended& a) {
+  kPortable.attend(a);
+  if (a.queries > 1) std::fill_n(a.found.out + (a.queries - 1) * a.D, a.D, 0.0F);
+}
+void with_other_maximum(const Attended& a) {
+  kPortable.attend(a);
+  a.found.most[a.queries - 1] = a.found.most[0];
+}
+void with_padding(const Attended& a) {  // weights of keys that are not there
+  kPortable.attend(a);
+  if (a.count % 8 != 0) a.found.sum[a.queries - 1] *= 1.001F;
 }
 
 void without_epsilon(const Normalised& n) {
@@ -335,6 +419,9 @@ void check_faults_are_found() {
       with("last row", [](Kernel& k) { k.bytes.multiply = without_last_byte_row; }),
       with("last key", [](Kernel& k) { k.attend = without_last_key; }),
       with("maximum", [](Kernel& k) { k.attend = without_maximum; }),
+      with("last query", [](Kernel& k) { k.attend = without_last_query; }),
+      with("other maximum", [](Kernel& k) { k.attend = with_other_maximum; }),
+      with("padding", [](Kernel& k) { k.attend = with_padding; }),
       with("epsilon", [](Kernel& k) { k.normalise = without_epsilon; }),
       with("sum", [](Kernel& k) { k.normalise = without_sum; }),
       with("activation", [](Kernel& k) { k.gate = as_silu; }),
@@ -349,6 +436,7 @@ int main() {
   check_rows_alone();
   check_values_that_are_none();
   check_attention();
+  check_attention_to_none();
   check_around();
   check_faults_are_found();
   if (failures == 0) std::printf("%s: all checks passed\n", find_kernel().name);
