@@ -1,4 +1,5 @@
-// Weights of 4 bits with activations of 8. Compiled for AVX2 and FMA; called only where the CPU has both.
+// Weights of 4 bits with activations of 8. Compiled for AVX2 and FMA; called only where the CPU has
+// both.
 #if defined(__x86_64__)
 #include "avx2_tile.h"
 

@@ -1,5 +1,4 @@
-// A product of weights and rounded activations, whatever their bits: what the ways of adding up share.
-// Compiled for AVX2 and FMA.
+// A product of weights and rounded activations, whatever their bits. Compiled for AVX2 and FMA.
 #pragma once
 
 #include "avx2.h"
@@ -70,7 +69,8 @@ void tile(const Operands& o, std::int64_t n, std::int64_t row) {
     if (blocks % 2 != 0) {  // the other half of the last group is zero
       const Way unpacked(weight, kHalfOfGroup);
       for (int x = 0; x < X; ++x) {
-        const __m256i sum = unpacked.add(load(rows.offset + x * rows.offsets), rows.q + x * rows.padded);
+        const __m256i start = load(rows.offset + x * rows.offsets);
+        const __m256i sum = unpacked.add(start, rows.q + x * rows.padded);
         const __m256 worth = unit<1>(scale + blocks - 1, rows.step + (x + 1) * blocks - 1);
         total[x] = _mm256_fmadd_ps(Way::whole(sum), worth, total[x]);
       }

@@ -11,12 +11,9 @@
 // gelu_tanh, none. W and S lie as for com.microsoft MatMulNBits without zero points. skip needs gamma.
 // All outputs but Y may be left out. See product.h for the arithmetic.
 #include <algorithm>
-#include <array>
-#include <utility>
 
-#include "ort_api.h"
-#include "product.h"
-#include "scratch.h"
+#include "matmul_call.h"
+#include "operator.h"
 
 namespace headport::kernels {
 namespace {
@@ -24,83 +21,19 @@ namespace {
 // Of weights, a thread's share at a time: small enough that threads end together.
 constexpr std::int64_t kTileBytes = 1 << 14;
 constexpr std::int64_t kRowsAlone = 16;  // fewer rows of x are rounded by one thread
-constexpr std::array<std::pair<const char*, Activation>, 3> kActivations{
-    {{"none", Activation::kNone}, {"silu", Activation::kSilu}, {"gelu_tanh", Activation::kGeluTanh}}};
 enum Input : std::size_t { kX, kW, kS, kSkip, kGamma, kInputs };
 enum Output : std::size_t { kY, kSum, kNormed, kProduct, kOutputs };
 
-Form read_form(const OrtKernelInfo* info) {
-  const Form form{whole_attribute(info, "N"), whole_attribute(info, "K"),
-                  whole_attribute(info, "block_size"),
-                  static_cast<int>(whole_attribute(info, "bits")),
-                  static_cast<int>(whole_attribute(info, "activation_bits"))};
-  const bool sizes = form.N > 0 && form.K > 0;
-  const bool block = form.block == 32 || form.block == 64 || form.block == 128 || form.block == 256;
-  if (!sizes || !block || (form.bits != 4 && form.bits != 8))
-    throw Failure("N and K above 0, bits 4 or 8 and a block_size of 32, 64, 128 or 256 were expected; N " +
-                  std::to_string(form.N) + ", K " + std::to_string(form.K) + ", bits " +
-                  std::to_string(form.bits) + ", block_size " + std::to_string(form.block) +
-                  " were found");
-  if (form.activation_bits != 16 && (form.activation_bits != 8 || form.bits != 4))
-    throw Failure("activation_bits 16, or 8 with weights of 4 bits, were expected; " +
-                  std::to_string(form.activation_bits) + " with weights of " +
-                  std::to_string(form.bits) + " were found");
-  return form;
-}
-
-Activation read_activation(const OrtKernelInfo* info, const Form& form) {
-  const std::string given = text_attribute(info, "activation");
-  for (const auto& [name, activation] : kActivations)
-    if (given == name) {
-      if (activation != Activation::kNone && form.N % 2 != 0)
-        throw Failure("an even N was expected for activation " + given + ", " +
-                      std::to_string(form.N) + " was found");
-      return activation;
-    }
-  throw Failure("activation none, silu or gelu_tanh was expected, " + given + " was found");
-}
-
-// For each thread that runs a session.
-struct Buffers {
-  Scratch<std::int16_t> q;
-  Scratch<std::int8_t> byte_q;
-  Scratch<float> step;
-  Scratch<std::int32_t> offset;
-  Scratch<std::int16_t> byte_offset;
-  Scratch<float> normed;
-  Scratch<float> product;
-
-  void round_into(Operands& operands) {
-    const Form& form = operands.form;
-    const std::int64_t blocks = operands.rows * form.blocks();
-    float* steps = step.sized(blocks);
-    if (form.activation_bits == 8)
-      operands.bytes = {
-          byte_q.sized(operands.rows * RoundedBytes::padded(form)), steps,
-          byte_offset.sized(operands.rows * RoundedBytes::sums(form) * kByteParts)};
-    else
-      operands.rounded = {q.sized(operands.rows * form.padded()), steps,
-                          offset.sized(blocks * kParts)};
-  }
-};
-
-// One call: what is done to rows before the product, and where all of it lies.
-struct Before {
-  const float* x = nullptr;
-  const float* skip = nullptr;
-  const float* gamma = nullptr;  // null: rows are multiplied as they are
-  float epsilon = 0;
-  float* sum = nullptr;
-  float* normed = nullptr;
-
-  void run(std::int64_t K, std::int64_t row, const Kernel& kernel) const {
-    const std::int64_t at = row * K;
-    kernel.normalise({x + at, skip == nullptr ? nullptr : skip + at, gamma, epsilon, K,
-                      (sum == nullptr ? normed : sum) + at, normed + at});
-  }
-};
-
 struct BlockMatMul {
+  static constexpr const char* kName = "BlockMatMul";
+  static constexpr std::size_t kInputCount = kInputs;
+  static constexpr std::size_t kOutputCount = kOutputs;
+  static ONNXTensorElementDataType input_type(std::size_t index) {
+    return index == kW ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+  static bool is_optional_input(std::size_t index) { return index >= kSkip; }
+  static bool is_optional_output(std::size_t index) { return index != kY; }
+
   Form form;
   Activation activation;
   float epsilon;
@@ -212,38 +145,10 @@ struct BlockMatMul {
   }
 };
 
-struct BlockMatMulOperator : Operator {
-  BlockMatMulOperator() {
-    GetName = [](const OrtCustomOp*) { return "BlockMatMul"; };
-    GetInputTypeCount = [](const OrtCustomOp*) -> std::size_t { return kInputs; };
-    GetInputType = [](const OrtCustomOp*, std::size_t index) {
-      return index == kW ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-    };
-    GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
-      return index >= kSkip ? OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL
-                            : OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_REQUIRED;
-    };
-    GetOutputTypeCount = [](const OrtCustomOp*) -> std::size_t { return kOutputs; };
-    GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
-      return index != kY ? OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL
-                         : OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_REQUIRED;
-    };
-    CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi*, const OrtKernelInfo* info,
-                        void** made) {
-      return guarded(op->GetName(op), [&] { *made = new BlockMatMul(info); });
-    };
-    KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
-      return guarded("BlockMatMul",
-                     [&] { static_cast<const BlockMatMul*>(kernel)->compute(context); });
-    };
-    KernelDestroy = [](void* kernel) { delete static_cast<BlockMatMul*>(kernel); };
-  }
-};
-
 }  // namespace
 
 const OrtCustomOp* block_matmul() {
-  static const BlockMatMulOperator made;
+  static const Operator<BlockMatMul> made;
   return &made;
 }
 

@@ -12,7 +12,7 @@
 // its row's past: not on how many tokens come with it.
 #include "attention_call.h"
 #include "attention_shares.h"
-#include "ort_api.h"
+#include "operator.h"
 #include "product.h"
 #include "scratch.h"
 
@@ -22,6 +22,18 @@ namespace {
 constexpr std::int64_t kStoredAlone = 16;  // tokens whose keys one thread stores sooner than two
 
 struct CachedAttention {
+  static constexpr const char* kName = "CachedAttention";
+  static constexpr std::size_t kInputCount = kInputs;
+  static constexpr std::size_t kOutputCount = 3;
+  static ONNXTensorElementDataType input_type(std::size_t index) {
+    return index == kLengths || index == kNew ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32
+                                              : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+  static bool is_optional_input(std::size_t index) {
+    return index == kK || index == kV || index == kCos || index == kSin;
+  }
+  static bool is_optional_output(std::size_t) { return false; }
+
   std::int64_t heads;
   std::int64_t kv_heads;
   float scale;
@@ -55,36 +67,10 @@ struct CachedAttention {
   }
 };
 
-struct CachedAttentionOperator : Operator {
-  CachedAttentionOperator() {
-    GetName = [](const OrtCustomOp*) { return "CachedAttention"; };
-    GetInputTypeCount = [](const OrtCustomOp*) -> std::size_t { return kInputs; };
-    GetInputType = [](const OrtCustomOp*, std::size_t index) {
-      return index == kLengths || index == kNew ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32
-                                                : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-    };
-    GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
-      const bool optional = index == kK || index == kV || index == kCos || index == kSin;
-      return optional ? OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_OPTIONAL
-                      : OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_REQUIRED;
-    };
-    GetOutputTypeCount = [](const OrtCustomOp*) -> std::size_t { return 3; };
-    CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi*, const OrtKernelInfo* info,
-                        void** made) {
-      return guarded(op->GetName(op), [&] { *made = new CachedAttention(info); });
-    };
-    KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
-      return guarded("CachedAttention",
-                     [&] { static_cast<const CachedAttention*>(kernel)->compute(context); });
-    };
-    KernelDestroy = [](void* kernel) { delete static_cast<CachedAttention*>(kernel); };
-  }
-};
-
 }  // namespace
 
 const OrtCustomOp* cached_attention() {
-  static const CachedAttentionOperator made;
+  static const Operator<CachedAttention> made;
   return &made;
 }
 

@@ -79,17 +79,4 @@ float* find_output(OrtKernelContext* context, std::size_t index,
   return value == nullptr ? nullptr : data_of<float>(value);
 }
 
-Operator::Operator() : OrtCustomOp{} {
-  version = ORT_API_VERSION;
-  GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
-  GetInputMemoryType = [](const OrtCustomOp*, std::size_t) { return OrtMemTypeDefault; };
-  GetInputCharacteristic = [](const OrtCustomOp*, std::size_t) {
-    return OrtCustomOpInputOutputCharacteristic::INPUT_OUTPUT_REQUIRED;
-  };
-  GetOutputCharacteristic = GetInputCharacteristic;
-  GetOutputType = [](const OrtCustomOp*, std::size_t) {
-    return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-  };
-}
-
 }  // namespace headport::kernels

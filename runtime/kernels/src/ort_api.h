@@ -106,11 +106,6 @@ void in_parallel(const OrtKernelContext* context, std::int64_t total, const Work
   if (job.failed) throw Failure("a thread ran out of memory");
 }
 
-// What all operators of this library have in common.
-struct Operator : OrtCustomOp {
-  Operator();
-};
-
 const OrtCustomOp* block_matmul();
 const OrtCustomOp* cached_attention();
 

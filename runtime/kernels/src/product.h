@@ -31,7 +31,7 @@ struct Form {
 constexpr std::int64_t kGroup = 32;
 constexpr std::int64_t kByteGroup = 64;
 
-// A block's sum is kept in eight parts: activation i of a group goes to part i % 16 / 2. Each has the
+// A block's sum is kept in eight parts: activation i of a group goes to part i / 4. Each has the
 // zero point taken off it, so that what is rounded to float32 is a part of the sum that is wanted.
 constexpr std::int64_t kParts = 8;
 
@@ -42,8 +42,8 @@ struct Rounded {
   std::int32_t* offset = nullptr;  // [rows, blocks, kParts]: - zero point · Σ q of the part
 };
 
-// The same for activations of 8 bits. A sum begins with what 64 weights need, or a block where that
-// is larger, in 16 parts: activation i of a group goes to part i / 4. K is filled up to whole groups.
+// The same for activations of 8 bits. A sum is of 64 weights, or of a block where that is larger, in
+// 16 parts, alike. K is filled up to whole groups.
 constexpr std::int64_t kByteParts = 16;
 struct RoundedBytes {
   std::int8_t* q = nullptr;        // [rows, padded]
