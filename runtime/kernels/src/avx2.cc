@@ -55,11 +55,10 @@ struct Words {
   __m256i even;
   __m256i odd;
 
-  static Rows<std::int16_t, std::int32_t> rows(const Operands& o, std::int64_t row) {
-    const std::int64_t blocks = o.form.blocks();
-    const std::int64_t padded = o.form.padded();
-    return {o.rounded.q + row * padded, padded, o.rounded.step + row * blocks,
-            o.rounded.offset + row * blocks * kParts, blocks * kParts};
+  static View<std::int16_t, std::int32_t> view(const Operands& o) {
+    const Form& form = o.form;
+    return {o.weight, o.scale, o.rounded.q, o.rounded.step, o.rounded.offset, o.y,
+            form.row_bytes(), form.blocks(), form.padded(), form.blocks() * kParts, form.N};
   }
   __m256i add(__m256i sum, const std::int16_t* q) const {
     const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(even, load(q)),

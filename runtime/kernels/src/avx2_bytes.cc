@@ -52,11 +52,11 @@ struct Bytes {
   Bytes(const std::uint8_t* from, HalfOfGroup)
       : Bytes(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))) {}
 
-  static Rows<std::int8_t, std::int16_t> rows(const Operands& o, std::int64_t row) {
-    const std::int64_t padded = RoundedBytes::padded(o.form);
-    const std::int64_t offsets = RoundedBytes::sums(o.form) * kParts;
-    return {o.bytes.q + row * padded, padded, o.bytes.step + row * o.form.blocks(),
-            o.bytes.offset + row * offsets, offsets};
+  static View<std::int8_t, std::int16_t> view(const Operands& o) {
+    const Form& form = o.form;
+    return {o.weight, o.scale, o.bytes.q, o.bytes.step, o.bytes.offset, o.y,
+            form.row_bytes(), form.blocks(), RoundedBytes::padded(form),
+            RoundedBytes::sums(form) * kParts, form.N};
   }
   // 64 products, of which sixteen sums of four fit into 16 bits: 4 · 15 · 127 = 7,620. So do those
   // of four groups: what begins with the offset is never larger than 8 · 127 · 16 in the end.

@@ -5,14 +5,18 @@
 
 namespace headport::kernels {
 
-// Rows of x as a way of adding up reads them.
+// Where all lies. Worked out once for many tiles: the divisions in it take as long as a short row.
 template <typename Whole, typename Offset>
-struct Rows {
+struct View {
+  const std::uint8_t* weight;
+  const float* scale;
   const Whole* q;
-  std::int64_t padded;  // activations of a row
   const float* step;
   const Offset* offset;
-  std::int64_t offsets;  // of a row
+  float* y;
+  std::int64_t row_bytes, blocks;   // of a row of the weight
+  std::int64_t activations, offsets;  // of a row of x
+  std::int64_t N;
 };
 
 struct HalfOfGroup {};
@@ -34,61 +38,62 @@ __m256 unit(const float* scale, const float* step) {
 // One row of the weight with X rows of x. A Way has
 //     kGroup, kBytes      weights that it unpacks at once, and their bytes
 //     kParts, kAhead      of an offset; how far ahead memory is asked for
-//     rows(o, row)        Rows from this one on
+//     view(o)             View
 //     Way(bytes)          unpacked weights
 //     add(sum, q)         the sum and a group's products
 //     whole(sum)          as float32
-template <typename Way, int Block, int X>
-void tile(const Operands& o, std::int64_t n, std::int64_t row) {
+template <typename Way, int Block, int X, typename Viewed>
+void tile(const Viewed& v, std::int64_t n, std::int64_t row) {
   constexpr std::int64_t together = Block < Way::kGroup ? 2 : 1;  // blocks in a sum
   constexpr std::int64_t groups = Block * together / Way::kGroup;
-  const Form& form = o.form;
-  const std::int64_t blocks = form.blocks();
-  const std::uint8_t* weight = o.weight + n * form.row_bytes();
-  const float* scale = o.scale + n * blocks;
-  auto rows = Way::rows(o, row);
+  const std::uint8_t* weight = v.weight + n * v.row_bytes;
+  const float* scale = v.scale + n * v.blocks;
+  const auto* q = v.q + row * v.activations;
+  const float* step = v.step + row * v.blocks;
+  const auto* offset = v.offset + row * v.offsets;
   __m256 total[X];
   for (__m256& one : total) one = _mm256_setzero_ps();
-  for (std::int64_t b = 0; b + together <= blocks; b += together) {
+  for (std::int64_t b = 0; b + together <= v.blocks; b += together) {
     __m256i sum[X];
-    for (int x = 0; x < X; ++x) sum[x] = load(rows.offset + x * rows.offsets);
+    for (int x = 0; x < X; ++x) sum[x] = load(offset + x * v.offsets);
     for (std::int64_t g = 0; g < groups; ++g) {
       if constexpr (X == 1)
         _mm_prefetch(reinterpret_cast<const char*>(weight + Way::kAhead), _MM_HINT_T0);
       const Way unpacked(weight);
-      for (int x = 0; x < X; ++x) sum[x] = unpacked.add(sum[x], rows.q + x * rows.padded);
+      for (int x = 0; x < X; ++x) sum[x] = unpacked.add(sum[x], q + x * v.activations);
       weight += Way::kBytes;
-      rows.q += Way::kGroup;
+      q += Way::kGroup;
     }
     for (int x = 0; x < X; ++x)
-      total[x] = _mm256_fmadd_ps(
-          Way::whole(sum[x]), unit<together>(scale + b, rows.step + x * blocks + b), total[x]);
-    rows.offset += Way::kParts;
+      total[x] = _mm256_fmadd_ps(Way::whole(sum[x]),
+                                 unit<together>(scale + b, step + x * v.blocks + b), total[x]);
+    offset += Way::kParts;
   }
   if constexpr (together == 2)
-    if (blocks % 2 != 0) {  // the other half of the last group is zero
+    if (v.blocks % 2 != 0) {  // the other half of the last group is zero
       const Way unpacked(weight, kHalfOfGroup);
       for (int x = 0; x < X; ++x) {
-        const __m256i start = load(rows.offset + x * rows.offsets);
-        const __m256i sum = unpacked.add(start, rows.q + x * rows.padded);
-        const __m256 worth = unit<1>(scale + blocks - 1, rows.step + (x + 1) * blocks - 1);
+        const __m256i sum = unpacked.add(load(offset + x * v.offsets), q + x * v.activations);
+        const __m256 worth = unit<1>(scale + v.blocks - 1, step + (x + 1) * v.blocks - 1);
         total[x] = _mm256_fmadd_ps(Way::whole(sum), worth, total[x]);
       }
     }
-  for (int x = 0; x < X; ++x) o.y[(row + x) * form.N + n] = sum_of(total[x]);
+  for (int x = 0; x < X; ++x) v.y[(row + x) * v.N + n] = sum_of(total[x]);
 }
 
 // So many rows of x at once while there are as many: weights are unpacked once for all of them.
-template <typename Way, int Block, int X>
-void multiply_rows(const Operands& o, std::int64_t from, std::int64_t to, std::int64_t& row) {
-  for (; row + X <= o.rows; row += X)
-    for (std::int64_t n = from; n < to; ++n) tile<Way, Block, X>(o, n, row);
+template <typename Way, int Block, int X, typename Viewed>
+void multiply_rows(const Viewed& v, std::int64_t rows, std::int64_t from, std::int64_t to,
+                   std::int64_t& row) {
+  for (; row + X <= rows; row += X)
+    for (std::int64_t n = from; n < to; ++n) tile<Way, Block, X>(v, n, row);
 }
 
 template <typename Way, int Block, int... X>
 void multiply_blocks(const Operands& o, std::int64_t from, std::int64_t to) {
+  const auto view = Way::view(o);
   std::int64_t row = 0;
-  (multiply_rows<Way, Block, X>(o, from, to, row), ...);
+  (multiply_rows<Way, Block, X>(view, o.rows, from, to, row), ...);
 }
 
 // X: numbers of rows at once, the largest first and 1 last.
