@@ -4,8 +4,9 @@
 the off-grid twin (or takes a portable fp32 bundle), makes each row's bundle by `headport quantize`
 and `headport lower --target ort-cpu`, and compares it, as ONNX Runtime runs it, with the fp32
 bundle lowered alike, on three kinds of text. A decode step takes its turn with the fp32 bundle's in
-one process, on one thread, in CPU time, which holds on a busy machine. `--peer` adds models that
-ONNX Runtime GenAI's builder made of the same checkpoint. Rows are kept in
+one process, on one thread, in CPU time, which holds on a busy machine. `--lowered` adds bundles that
+were made otherwise, such as with own kernels, `--peer` models that ONNX Runtime GenAI's builder made
+of the same checkpoint. Rows are kept in
 `quantise_backbone.json`; the table shows all of them. The checkpoint's backbone comes from a 4-bit
 file, so figures of a 4-bit backbone understate what it costs a model that was never rounded.
 """
@@ -109,6 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--tokens", type=int, default=_TOKENS)
     parser.add_argument(
+        "--lowered", nargs="*", type=Path, default=[], help="bundles that are lowered already"
+    )
+    parser.add_argument(
         "--peer",
         nargs="*",
         type=Path,
@@ -127,6 +131,11 @@ def main(arguments: list[str] | None = None) -> int:
         say(f"{name} …")
         row = _measure(name, source, material, folder)
         known[name] = asdict(row)
+        file.write_text(json.dumps(known, indent=2) + "\n")
+    for path in found.lowered:
+        say(f"{path.name} …")
+        bundle = Bundle.open(path, verify=False)
+        known[path.name] = asdict(_measure_lowered(path.name, bundle, material))
         file.write_text(json.dumps(known, indent=2) + "\n")
     for peer in found.peer:
         known[peer.name] = asdict(_measure_peer(peer, material))
@@ -180,7 +189,10 @@ def _measure(name: str, source: Path, material: _Material, folder: Path) -> Row:
     portable, target = folder / stem, folder / f"{stem}-cpu"
     if not target.is_dir():
         quantize(Options(bundle=source, output=portable, force=True, **ROWS[name]))
-    bundle = _lowered(portable, target)
+    return _measure_lowered(name, _lowered(portable, target), material)
+
+
+def _measure_lowered(name: str, bundle: Bundle, material: _Material) -> Row:
     runner = open_runner(bundle, SessionSettings(threads=1))
 
     def logits(ids: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.float32]]:
