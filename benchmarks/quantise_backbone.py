@@ -4,9 +4,9 @@
 the off-grid twin (or takes a portable fp32 bundle), makes each row's bundle by `headport quantize`
 and `headport lower --target ort-cpu`, and compares it, as ONNX Runtime runs it, with the fp32
 bundle lowered alike, on three kinds of text. A decode step takes its turn with the fp32 bundle's in
-one process, on one thread, in CPU time, which holds on a busy machine. `--lowered` adds bundles that
-were made otherwise, such as with own kernels, `--peer` models that ONNX Runtime GenAI's builder made
-of the same checkpoint. Rows are kept in
+one process, on one thread, in CPU time, which holds on a busy machine. `--lowered` adds bundles
+made otherwise, such as with own kernels, `--peer` models that ONNX Runtime GenAI's builder made of
+the same checkpoint. Rows are kept in
 `quantise_backbone.json`; the table shows all of them. The checkpoint's backbone comes from a 4-bit
 file, so figures of a 4-bit backbone understate what it costs a model that was never rounded.
 """

@@ -16,8 +16,11 @@ from pathlib import Path
 from headport.errors import BundleError, UsageError
 
 __all__ = [
+    "ACTIVATION_BITS",
     "ATTENTION",
+    "COARSE",
     "DOMAIN",
+    "FINE",
     "GAMMA",
     "NORMED",
     "OPTION",
@@ -38,6 +41,7 @@ PRODUCT, ATTENTION = "BlockMatMul", "CachedAttention"  # its operators
 # Of a product: x, weight, scale, skip, gamma → y, x + skip, its norm, what a gate is made of.
 SKIP, GAMMA, PRODUCT_INPUTS = 3, 4, 5
 SUM, NORMED, UNGATED, PRODUCT_OUTPUTS = 1, 2, 3, 4
+ACTIVATION_BITS, FINE, COARSE = "activation_bits", 16, 8  # what a product keeps of activations
 OPTION = "headport.kernels"  # among a manifest's session options; its value is the version
 VERSION = 3
 VARIABLE = "HEADPORT_KERNELS"  # the library's path, where none is given

@@ -87,3 +87,10 @@ def test_what_is_missing(
     assert "not a library of headport's kernels" in failed(build, onnxruntime, bundle, tmp_path)
     monkeypatch.setitem(SANITIZER_OPTIONS, "HEADPORT_KERNELS", str(onnxruntime))
     assert "not a library of headport's kernels" in failed(build, onnxruntime, bundle, tmp_path)
+    other, source = tmp_path / "other.so", tmp_path / "other.cc"
+    source.write_text('extern "C" int headport_kernels_version() { return 2; }\n')
+    subprocess.run(["c++", "-shared", "-fPIC", source, "-o", other], check=True)
+    monkeypatch.setitem(SANITIZER_OPTIONS, "HEADPORT_KERNELS", str(other))
+    assert "of version 3 were expected, 2 were found" in failed(
+        build, onnxruntime, bundle, tmp_path
+    )

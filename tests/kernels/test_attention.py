@@ -113,3 +113,13 @@ def test_many_rows_give_what_one_gives(tmp_path: Path, library: Path) -> None:
     together = rows.run(session, [1] * 9, [290] * 9, [1] * 9)  # by rows
     for found in together:
         np.testing.assert_array_equal(found, alone)
+
+
+@pytest.mark.parametrize("length", [-(2**31), -2, SLOTS, 2**31 - 1])
+def test_lengths_that_cannot_be(tmp_path: Path, library: Path, length: int) -> None:
+    session = _session(tmp_path, library, 1, 8, 1)
+    cache = np.zeros((1, KV_HEADS, SLOTS, 8), np.float32)
+    feeds = {name: np.zeros((1, 4, KV_HEADS * 8), np.float32) for name in "qkv"}
+    feeds |= {"past_key": cache, "past_value": cache, "added": np.array([3], np.int32)}
+    with pytest.raises(Exception, match=f"row 0: 3 new of {length + 1} tokens, in 4 places"):
+        session.run(feeds | {"lengths": np.array([length], np.int32)})

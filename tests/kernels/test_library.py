@@ -150,26 +150,25 @@ def test_the_librarys_own_test(tested: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_library_that_registers_nothing(tmp_path: Path, library: Path) -> None:
-    source = tmp_path / "empty.cc"
+def _other(folder: Path, version: int) -> Path:
+    """A library that says it has this version, and registers nothing."""
+    source, built = folder / f"{version}.cc", folder / f"{version}.so"
     source.write_text(
         'extern "C" void* RegisterCustomOps(void*, void*) { return nullptr; }\n'
-        'extern "C" int headport_kernels_version() { return 3; }\n'
+        f'extern "C" int headport_kernels_version() {{ return {version}; }}\n'
         'extern "C" const char* headport_kernels_name() { return "none"; }\n'
     )
-    empty = tmp_path / "empty.so"
-    subprocess.run(["c++", "-shared", "-fPIC", source, "-o", empty], check=True)
+    subprocess.run(["c++", "-shared", "-fPIC", source, "-o", built], check=True)
+    return built
+
+
+def test_other_libraries(tmp_path: Path, library: Path) -> None:
+    sizes = {"N": 2, "K": 64, "bits": 8, "block_size": 32}
+    scale = np.ones((2, 2), np.float32)
     with pytest.raises(UsageError, match="registered no operators for ONNX Runtime"):
-        _session(
-            tmp_path,
-            empty,
-            _ones(2, 2, 32),
-            np.ones((2, 2), np.float32),
-            N=2,
-            K=64,
-            bits=8,
-            block_size=32,
-        )
+        _session(tmp_path, _other(tmp_path, VERSION), _ones(2, 2, 32), scale, **sizes)
+    with pytest.raises(UsageError, match="kernels of version 3 were expected, 2 were found"):
+        _session(tmp_path, _other(tmp_path, VERSION - 1), _ones(2, 2, 32), scale, **sizes)
 
 
 def _ones(*shape: int) -> np.ndarray:

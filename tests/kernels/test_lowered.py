@@ -16,7 +16,7 @@ from headport.errors import LoweringError, ParityError, UsageError
 from headport.export import Options as ExportOptions
 from headport.export import export
 from headport.inspection import describe
-from headport.kernels import ATTENTION, OPTION, PRODUCT
+from headport.kernels import ACTIVATION_BITS, ATTENTION, OPTION, PRODUCT
 from headport.ledger import read_tensor
 from headport.lowering import Options as LowerOptions
 from headport.lowering import lower, own_attention, product_kernels
@@ -55,9 +55,10 @@ def _counts(bundle: Bundle) -> dict[str, int]:
     return {name: types.count(name) for name in COUNTED}
 
 
-def _activation_bits(bundle: Bundle) -> list[int]:
-    nodes = ir.load(bundle.path / bundle.manifest.backbone.file).graph
-    return [n.attributes["activation_bits"].as_int() for n in nodes if n.op_type == PRODUCT]
+def _bits(bundle: Bundle, file: str = "backbone.onnx") -> list[tuple[int, int]]:
+    """Of weights and activations, of each product."""
+    nodes = [n for n in ir.load(bundle.path / file).graph if n.op_type == PRODUCT]
+    return [(n.attributes["bits"].as_int(), n.attributes[ACTIVATION_BITS].as_int()) for n in nodes]
 
 
 @pytest.mark.parametrize("activations", ["rounded", "residual"])
@@ -95,7 +96,9 @@ def test_backbone_and_head(
     record = manifest.backbone_quantization
     assert record is not None
     assert {record.activations_of(m) for m in record.matrices.values()} == {kept}
-    assert _activation_bits(bundle) == [8 if coarse else 16] * 8
+    assert _bits(bundle) == [(int(form[-1]), 8 if coarse else 16)] * 8
+    line = f"14 × {form} block {block} matrices, activations {kept} once lowered"
+    assert line in describe(bundle).text()
     assert manifest.heads["lm"].quantization.activations == "residual"  # type: ignore[union-attr]
     assert run_selftest(bundle)
     assert "headport.kernels = 3" in describe(bundle).text()
@@ -108,6 +111,49 @@ def test_backbone_and_head(
         assert report["fine_change"] < 2e-4 < report["hidden_states_change"]
     else:
         assert report["fine_change"] is None and report["hidden_states_change"] < 2e-4
+
+
+@pytest.mark.parametrize("activations", ["rounded", "residual"])
+@pytest.mark.parametrize("form", ["int8", "int8-row", "int4"])
+def test_heads(
+    tiny_bundle: Path, tmp_path: Path, library: Path, form: str, activations: str
+) -> None:
+    portable = _quantized(tiny_bundle, tmp_path / "q", head=form, activations=activations)
+    bundle = _lowered(portable, tmp_path / "l", library)
+    coarse = (form, activations) == ("int4", "rounded")
+    assert _bits(bundle, "head.lm.onnx") == [(4 if form == "int4" else 8, 8 if coarse else 16)]
+    how = bundle.manifest.heads["lm"].quantization
+    assert how is not None and how.activations == ("rounded" if coarse else "residual")
+
+
+def test_activations_by_matrix(tiny_bundle: Path, tmp_path: Path, library: Path) -> None:
+    override = ("*.v_proj=int4:32:residual", "*.up_proj=int8", "*.down_proj=int8:exact")
+    portable = _quantized(tiny_bundle, tmp_path / "q", backbone="int4", override=override)
+    bundle = _lowered(portable, tmp_path / "l", library)
+    # q and k together, v, output, gate, up; twice.
+    assert sorted(_bits(bundle)) == [(4, 8)] * 6 + [(4, 16)] * 2 + [(8, 16)] * 2
+    record = bundle.manifest.backbone_quantization
+    assert record is not None
+    kept = {n.split(".")[-2]: record.activations_of(m) for n, m in record.matrices.items()}
+    assert kept == {
+        **dict.fromkeys(("q_proj", "k_proj", "o_proj", "gate_proj"), "rounded"),
+        **dict.fromkeys(("v_proj", "up_proj"), "residual"),
+        "down_proj": "exact",
+    }
+    assert bundle.manifest.provenance.stages[-1].report["products"]["fine_change"] < 1e-3
+
+
+def test_a_row_alone_and_token_by_token(tiny_bundle: Path, tmp_path: Path, library: Path) -> None:
+    # Rounding to 8 bits would make much of the last bit of a sum in another order.
+    portable = _quantized(tiny_bundle, tmp_path / "q", backbone="int4", head="int4")
+    bundle = _lowered(portable, tmp_path / "l", library)
+    runner = open_runner(bundle, heads=())
+    together = runner.forward(runner.new_cache(2, 8), IDS, np.array([5, 5]))
+    for row in range(2):
+        cache = runner.new_cache(1, 8)
+        tokens = [IDS[row : row + 1, at : at + 1] for at in range(5)]
+        alone = [runner.forward(cache, each, np.array([1]))[0, 0] for each in tokens]
+        np.testing.assert_array_equal(np.stack(alone), together[row])
 
 
 def test_the_same_tokens_alone_and_in_batches(

@@ -11,6 +11,11 @@ void expect(bool holds, const char* what, std::int64_t expected, std::int64_t fo
                   std::to_string(found) + " was found");
 }
 
+void expect_both(const OrtKernelContext* context, Input one, Input other) {
+  if ((find_input(context, one) == nullptr) != (find_input(context, other) == nullptr))
+    throw Failure("k and v, and cos and sin, were expected both or not at all; one was found");
+}
+
 Sizes read_sizes(const OrtKernelContext* context, std::int64_t heads, std::int64_t kv_heads) {
   const std::vector<std::int64_t> q = dims_of(find_input(context, kQ));
   const std::vector<std::int64_t> past = dims_of(find_input(context, kPastKey));
@@ -32,7 +37,7 @@ void check_rows(const Call& call) {
                       call.added[row] <= size.tokens && call.first(row) >= 0;
     if (!fits)
       throw Failure("row " + std::to_string(row) + ": " + std::to_string(call.added[row]) +
-                    " new of " + std::to_string(call.lengths[row] + 1) + " tokens, in " +
+                    " new of " + std::to_string(std::int64_t{call.lengths[row]} + 1) + " tokens, in " +
                     std::to_string(size.tokens) + " places and " +
                     std::to_string(size.positions) + " slots");
   }
@@ -73,7 +78,7 @@ void Call::store(std::int64_t row, std::int64_t kv_head) const {
   }
 }
 
-void Call::ask(std::int64_t row, std::int64_t kv_head, std::int64_t t, float* query) const {
+void Call::read_query(std::int64_t row, std::int64_t kv_head, std::int64_t t, float* query) const {
   const std::int64_t count = size.group() * size.D;
   const float* from = q + (row * size.tokens + t) * q_stride + kv_head * count;
   for (std::int64_t i = 0; i < count; i += size.D) rotate(from + i, first(row) + t, query + i);
@@ -81,6 +86,8 @@ void Call::ask(std::int64_t row, std::int64_t kv_head, std::int64_t t, float* qu
 }
 
 Call read_call(OrtKernelContext* context, std::int64_t heads, std::int64_t kv_heads, float scale) {
+  expect_both(context, kK, kV);
+  expect_both(context, kCos, kSin);
   Call call{};
   Sizes& size = call.size = read_sizes(context, heads, kv_heads);
   const std::int64_t rows = size.batch * size.tokens;

@@ -23,7 +23,9 @@ struct Call {
   const float *past_key, *past_value;
   float *key, *value, *y;
 
-  std::int64_t first(std::int64_t row) const { return lengths[row] + 1 - added[row]; }
+  std::int64_t first(std::int64_t row) const {
+    return std::int64_t{lengths[row]} + 1 - added[row];
+  }
   std::int64_t cached(std::int64_t row, std::int64_t kv_head, std::int64_t slot) const {
     return ((row * size.kv_heads + kv_head) * size.slots + slot) * size.D;
   }
@@ -36,7 +38,7 @@ struct Call {
   void store(std::int64_t row, std::int64_t kv_head) const;
 
   // Queries of new token t that share a key head, rotated and scaled: [group, D].
-  void ask(std::int64_t row, std::int64_t kv_head, std::int64_t t, float* query) const;
+  void read_query(std::int64_t row, std::int64_t kv_head, std::int64_t t, float* query) const;
 };
 
 // Reads and checks all inputs, and makes the outputs.

@@ -5,7 +5,7 @@
 
 namespace headport::kernels {
 
-void fold(const Weighed& found, const Weighed& next, std::int64_t queries, std::int64_t D) {
+void fold(const Partial& found, const Partial& next, std::int64_t queries, std::int64_t D) {
   for (std::int64_t q = 0; q < queries; ++q) {
     const float most = std::max(found.most[q], next.most[q]);
     const float before = std::exp(found.most[q] - most);
@@ -18,7 +18,7 @@ void fold(const Weighed& found, const Weighed& next, std::int64_t queries, std::
   }
 }
 
-void finish(const Weighed& found, std::int64_t queries, std::int64_t D) {
+void finish(const Partial& found, std::int64_t queries, std::int64_t D) {
   for (std::int64_t q = 0; q < queries; ++q) {
     const float factor = 1.0F / found.sum[q];
     for (std::int64_t i = 0; i < D; ++i) found.out[q * D + i] *= factor;

@@ -1,4 +1,5 @@
-// What chunks of keys weigh, put together.
+// What chunks of keys weigh, put together: the online softmax of Milakov and Gimelshein 2018
+// (arXiv:1805.02867).
 #pragma once
 
 #include "product.h"
@@ -7,9 +8,9 @@ namespace headport::kernels {
 
 // Takes in what the next chunk weighs. Chunks are folded one by one in their order, whoever computed
 // them, so that the result is the same bit for bit.
-void fold(const Weighed& found, const Weighed& next, std::int64_t queries, std::int64_t D);
+void fold(const Partial& found, const Partial& next, std::int64_t queries, std::int64_t D);
 
 // Divides by the sums: out = softmax(s) · values. NaN where nothing weighs anything.
-void finish(const Weighed& found, std::int64_t queries, std::int64_t D);
+void finish(const Partial& found, std::int64_t queries, std::int64_t D);
 
 }  // namespace headport::kernels

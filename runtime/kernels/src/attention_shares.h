@@ -15,9 +15,9 @@ class Shares {
  public:
   Shares(const Call& call, const Kernel& kernel);
 
-  std::int64_t count() const { return call_.size.batch * call_.size.kv_heads * tiles_ * parts_; }
-  std::int64_t room_size() const;  // numbers
-  void use(float* room) { room_ = room; }
+  std::int64_t count() const { return call_.size.batch * call_.size.kv_heads * tiles_ * splits_; }
+  std::int64_t partials_size() const;  // numbers
+  void use(float* room) { partials_ = room; }
 
   void compute(std::int64_t share) const;  // by any thread
   void join() const;                       // when all are computed
@@ -28,14 +28,14 @@ class Shares {
   void complete(std::int64_t row, std::int64_t t, std::int64_t kv_head) const;
 
   // What a chunk weighs for a token's query heads that share a key head. The first one's is in Y.
-  Weighed at(std::int64_t row, std::int64_t t, std::int64_t kv_head, std::int64_t chunk) const;
+  Partial at(std::int64_t row, std::int64_t t, std::int64_t kv_head, std::int64_t chunk) const;
 
   const Call& call_;
   const Kernel& kernel_;
-  std::int64_t all_;    // query heads of all tokens
+  std::int64_t query_heads_;    // query heads of all tokens
   std::int64_t tiles_;  // of a row's tokens
-  std::int64_t parts_;  // of a past: 1, or as many as it has chunks
-  float* room_ = nullptr;
+  std::int64_t splits_;  // of a past: 1, or as many as it has chunks
+  float* partials_ = nullptr;
 };
 
 }  // namespace headport::kernels

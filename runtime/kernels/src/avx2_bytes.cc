@@ -50,7 +50,8 @@ struct Bytes {
         odd(_mm256_and_si256(_mm256_srli_epi16(both, 4), _mm256_set1_epi8(15))) {}
   explicit Bytes(const std::uint8_t* from) : Bytes(load(from)) {}
   Bytes(const std::uint8_t* from, HalfOfGroup)
-      : Bytes(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))) {}
+      : Bytes(_mm256_inserti128_si256(
+            _mm256_setzero_si256(), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), 0)) {}
 
   static View<std::int8_t, std::int16_t> view(const Operands& o) {
     const Form& form = o.form;
@@ -79,7 +80,7 @@ void round_bytes_avx2(const Operands& o, std::int64_t from, std::int64_t to) {
   for (std::int64_t row = from; row < to; ++row) {
     std::int8_t* q = o.bytes.q + row * padded;
     std::int16_t* offset = o.bytes.offset + row * sums * kByteParts;
-    std::fill_n(q + padded - kByteGroup, kByteGroup, std::int8_t{0});
+    std::fill_n(q + padded - kByteGroup, kByteGroup, std::int8_t{0});  // a half may stay unused
     std::fill_n(offset, sums * kByteParts, std::int16_t{0});
     for_blocks(form, o.x + row * form.K, [&](const float* x, std::int64_t b) {
       const Step found = find_step(x, form.block, kLargest);

@@ -40,6 +40,7 @@ __m256 unit(const float* scale, const float* step) {
 //     kParts, kAhead      of an offset; how far ahead memory is asked for
 //     view(o)             View
 //     Way(bytes)          unpacked weights
+//     Way(bytes, kHalfOfGroup)   of half a group, the rest zero; where kGroup is two blocks
 //     add(sum, q)         the sum and a group's products
 //     whole(sum)          as float32
 template <typename Way, int Block, int X, typename Viewed>

@@ -61,7 +61,7 @@ struct CachedAttention {
       in_parallel(context, size.batch * kv_heads, store);
     Shares shares(call, kernel);
     thread_local Scratch<float> room;
-    shares.use(room.sized(shares.room_size()));
+    shares.use(room.sized(shares.partials_size()));
     in_parallel(context, shares.count(), [&](std::int64_t i) { shares.compute(i); });
     shares.join();
   }

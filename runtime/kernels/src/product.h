@@ -102,7 +102,7 @@ constexpr std::int64_t kMostKeys = 128;
 
 // Values as some of the keys weigh them, for each of several queries. With s_j = query · key_j:
 //     most = max_j s_j,  sum = Σ_j exp(s_j - most),  out = Σ_j exp(s_j - most) value_j
-struct Weighed {
+struct Partial {
   float* most;  // [queries]; finite where all scores are -infinity, which weigh nothing
   float* sum;   // [queries]
   float* out;   // [queries, D]
@@ -116,7 +116,7 @@ struct Attended {
   const float* values;
   std::int64_t count;  // 1 … kMostKeys
   std::int64_t D;
-  Weighed found;
+  Partial found;
 };
 
 // A row of y never depends on the rows beside it.

@@ -7,7 +7,7 @@
 namespace headport::kernels {
 namespace {
 
-constexpr std::int64_t kOutputs = 7;
+constexpr std::int64_t kOutputs = 3;
 constexpr std::int64_t kRows = 10;  // six, three and one at once
 constexpr float kAccepted = 1e-5F;  // of the largest: sums of float32 in another order
 constexpr std::int64_t kBeyond = 4096;  // bytes behind a weight that a kernel may fetch ahead
@@ -47,7 +47,7 @@ std::vector<float> run(const Kernel& kernel, const Form& form, std::int64_t rows
   return y;
 }
 
-// The numbers of one Weighed: each is compared with its like.
+// The numbers of one Partial: each is compared with its like.
 struct Attention {
   std::vector<float> most, sum, out;
 };

@@ -13,11 +13,11 @@ namespace {
 using namespace headport::kernels;
 
 // Queries against keys and values in chunks, as the operator does it.
-struct Asked {
+struct AttentionCase {
   std::int64_t queries, count, D;
   std::vector<float> query, keys, values;
 
-  Asked(std::int64_t asked, std::int64_t among, std::int64_t size, float steep)
+  AttentionCase(std::int64_t asked, std::int64_t among, std::int64_t size, float steep)
       : queries(asked), count(among), D(size) {
     const std::vector<float> from = random_values((2 * count + queries) * D);
     const float* next = from.data();
@@ -30,10 +30,10 @@ struct Asked {
   std::vector<float> run(const Kernel& kernel, std::int64_t first_query, std::int64_t some) const {
     std::vector<float> made(static_cast<std::size_t>(2 * some * (D + 2)));
     const auto weighed = [&](float* begin) {
-      return Weighed{begin + some * D, begin + some * D + some, begin};
+      return Partial{begin + some * D, begin + some * D + some, begin};
     };
-    const Weighed found = weighed(made.data());
-    const Weighed next = weighed(made.data() + some * (D + 2));
+    const Partial found = weighed(made.data());
+    const Partial next = weighed(made.data() + some * (D + 2));
     for (std::int64_t j = 0; j < count; j += kMostKeys) {
       kernel.attend({query.data() + first_query * D, some, keys.data() + j * D,
                      values.data() + j * D, std::min(kMostKeys, count - j), D,
@@ -70,7 +70,7 @@ void check_values() {
       for (const std::int64_t count : {1, 7, 8, 127, 128, 129, 300})
         for (const float steep : {0.5F, 30.0F})
           for (const Kernel* kernel : {&kPortable, &find_kernel()}) {
-            Asked asked(queries, count, D, steep);
+            AttentionCase asked(queries, count, D, steep);
             const std::vector<float> out = asked.run(*kernel, 0, queries);
             for (std::int64_t q = 0; q < queries; ++q) {
               const std::vector<double> exact = asked.exact(q);
@@ -92,10 +92,10 @@ void check_attention_to_none() {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const Kernel* kernel : {&kPortable, &find_kernel()})
     for (const std::int64_t count : {5, 128, 300}) {
-      Asked asked(3, count, 64, 1.0F);
+      AttentionCase asked(3, count, 64, 1.0F);
       for (std::int64_t q = 0; q < 3; ++q) asked.query[static_cast<std::size_t>(q * 64)] = 1.0F;
       const auto runs = [&](std::int64_t from, std::int64_t to, float key) {
-        Asked changed = asked;
+        AttentionCase changed = asked;
         for (std::int64_t j = from; j < to; ++j) changed.keys[static_cast<std::size_t>(j * 64)] = key;
         return changed.run(*kernel, 0, 3);
       };
@@ -106,7 +106,7 @@ void check_attention_to_none() {
       for (const float value : runs(0, count, -kInfinity))
         expect(std::isnan(value), "nothing that weighs anything gives NaN");
       const std::int64_t far = std::min(kMostKeys, count - 1);
-      Asked rest(3, count, 64, 1.0F);
+      AttentionCase rest(3, count, 64, 1.0F);
       rest.query = asked.query;
       rest.keys.erase(rest.keys.begin(), rest.keys.begin() + far * 64);
       rest.values.erase(rest.values.begin(), rest.values.begin() + far * 64);

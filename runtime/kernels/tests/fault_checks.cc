@@ -37,7 +37,7 @@ void with_halves_swapped(const Operands& o, std::int64_t from, std::int64_t to) 
   std::int8_t* q = o.bytes.q + from * RoundedBytes::padded(o.form);
   std::swap_ranges(q, q + kByteGroup / 2, q + kByteGroup / 2);
 }
-void with_too_large_sums(const Operands& o, std::int64_t from, std::int64_t to) {
+void without_large_blocks(const Operands& o, std::int64_t from, std::int64_t to) {
   kPortable.bytes.multiply(o, from, to);
   if (o.form.block == 256) o.y[from] = 0;
 }
@@ -106,7 +106,7 @@ void check_faults_are_found() {
       with("block", [](Kernel& k) { k.words.round = without_last_block; }),
       with("byte offset", [](Kernel& k) { k.bytes.round = without_byte_offset; }),
       with("halves", [](Kernel& k) { k.bytes.round = with_halves_swapped; }),
-      with("blocks of 256", [](Kernel& k) { k.bytes.multiply = with_too_large_sums; }),
+      with("blocks of 256", [](Kernel& k) { k.bytes.multiply = without_large_blocks; }),
       with("last row", [](Kernel& k) { k.bytes.multiply = without_last_byte_row; }),
       with("last key", [](Kernel& k) { k.attend = without_last_key; }),
       with("maximum", [](Kernel& k) { k.attend = without_maximum; }),

@@ -104,6 +104,22 @@ void check_values() {
         }
 }
 
+// The largest sums that there can be: all weights at one end, activations of one size in all patterns
+// of signs that sixteen bits add up.
+void check_extremes() {
+  for (const auto [bits, activation_bits] : kBits)
+    for (const std::int64_t block : {32, 64, 128, 256})
+      for (const int stored : {0x00, 0xFF})
+        for (const int period : {1, 2, 4, 64}) {
+          Case each({5, 2 * block, block, bits, activation_bits}, 7);
+          std::fill(each.weight.begin(), each.weight.end(), static_cast<std::uint8_t>(stored));
+          for (std::size_t k = 0; k < each.x.size(); ++k)
+            each.x[k] = period > 1 && static_cast<int>(k) / (period / 2) % 2 != 0 ? -3.0F : 3.0F;
+          expect(each.share_of_bound(kPortable) < 1, "plain form, extremes");
+          expect(each.share_of_bound(find_kernel()) < 1, "fast form, extremes");
+        }
+}
+
 // What a row gives is the same, bit for bit, whatever is beside it.
 void check_rows_alone(const Form& form, std::int64_t rows) {
   Case together(form, rows);
@@ -151,6 +167,7 @@ void check_values_that_are_none() {
 
 void check_products() {
   check_values();
+  check_extremes();
   check_rows_alone();
   check_values_that_are_none();
 }

@@ -18,7 +18,7 @@ from headport.errors import LoweringError, UsageError
 from headport.given_rows import embedding_size
 from headport.graphs import add_stage, load_graphs, rewrite_bundle
 from headport.head_parts import all_parts, with_heads
-from headport.kernels import needed_kernels
+from headport.kernels import FINE, needed_kernels
 from headport.lowering.attention import attention_windows
 from headport.lowering.head import INTEGERS, packed_name
 from headport.lowering.match import Match, summarize
@@ -296,10 +296,12 @@ def _lines(bundle: Bundle, report: dict[str, Any]) -> Iterable[str]:
     if products := report["products"]:
         check = products["check"]
         share = max(check["exact_share_of_bound"], check["real_share_of_bound"])
+        fine = products["fine_change"]
         yield (
             f"{check['products']} products of the backbone against float64: at most {share:.1%} of "
             f"what is accepted; together they move hidden states by "
             f"{products['hidden_states_change']:.1%}"
+            + (f", with activations of {FINE} bits by {fine:.2%}" if fine is not None else "")
         )
     if parity["windows_not_crossed"]:
         windows = ", ".join(map(str, parity["windows_not_crossed"]))

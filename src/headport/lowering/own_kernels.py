@@ -12,6 +12,7 @@ INT4 one stays `rounded`: there 8 bits take half of the time of 16.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
@@ -20,17 +21,16 @@ import onnx_ir.passes.common as common_passes
 from headport.certificate import rounds_in_graph
 from headport.errors import LoweringError
 from headport.head_parts import all_parts, with_heads
-from headport.kernels import DOMAIN, OPTION, PRODUCT, VERSION
+from headport.kernels import ACTIVATION_BITS, COARSE, DOMAIN, FINE, OPTION, PRODUCT, VERSION
 from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
 from headport.lowering.match import Match
 from headport.lowering.product_kernels import ACTIVATIONS
-from headport.manifest import Head, Manifest
+from headport.manifest import BackboneQuantization, Head, Manifest
 
 __all__ = ["adopt_in_head", "adopt_kernels", "with_kernels"]
 
 _WAS = "MatMulNBits"
 _INT8_ACTIVATIONS = 4
-_FINE, _COARSE = 16, 8  # bits that activations are kept to
 _BLOCKS = (32, 64, 128, 256)
 _KEPT = ("N", "K", "bits", "block_size")
 
@@ -79,18 +79,12 @@ def with_kernels(manifest: Manifest, models: Mapping[str, ir.Model]) -> Manifest
     if not own:
         return manifest
     heads = {
-        name: _kept_better(head) if head.graph in own else head
+        name: _head_kept(head) if head.graph in own else head
         for name, head in all_parts(manifest).items()
     }
     record = manifest.backbone_quantization
     if record is not None and manifest.backbone_name in own:
-        matrices = {
-            name: msgspec.structs.replace(how, activations="residual")
-            if _is_finer(how.format, record.activations_of(how))
-            else how
-            for name, how in record.matrices.items()
-        }
-        record = msgspec.structs.replace(record, matrices=matrices)
+        record = _products_kept(record)
     return msgspec.structs.replace(
         with_heads(manifest, heads),
         backbone_quantization=record,
@@ -98,18 +92,35 @@ def with_kernels(manifest: Manifest, models: Mapping[str, ir.Model]) -> Manifest
     )
 
 
-def _kept_better(head: Head) -> Head:
-    how = head.quantization
-    if how is None or not _is_finer(how.format, how.activations):
-        return head
+def _products_kept(record: BackboneQuantization) -> BackboneQuantization:
+    """What products do now; said once, where all do the same."""
+    products = {name: how for name, how in record.matrices.items() if how.block is not None}
+    kept = {name: _kept(how.format, record.activations_of(how)) for name, how in products.items()}
+    common = record.activations
+    if len(set(kept.values())) == 1:
+        (common,) = set(kept.values())
+    changed = {
+        name: msgspec.structs.replace(how, activations=None if kept[name] == common else kept[name])
+        for name, how in products.items()
+    }
     return msgspec.structs.replace(
-        head, quantization=msgspec.structs.replace(how, activations="residual")
+        record, activations=common, matrices={**record.matrices, **changed}
     )
 
 
-def _is_finer(form: str, activations: str) -> bool:
-    """Whether the kernel keeps more of activations than was asked for."""
-    return activations == "rounded" and form.startswith("int8")
+def _head_kept(head: Head) -> Head:
+    how = head.quantization
+    if how is None:
+        return head
+    kept = _kept(how.format, how.activations)
+    return msgspec.structs.replace(
+        head, quantization=msgspec.structs.replace(how, activations=kept)
+    )
+
+
+def _kept(form: str, asked: str) -> Any:
+    """What the kernel does to activations: for INT8 weights it keeps more than was asked for."""
+    return "residual" if asked == "rounded" and form.startswith("int8") else asked
 
 
 def _rounds(node: ir.Node) -> bool:
@@ -142,10 +153,9 @@ def _adopt(model: ir.Model, node: ir.Node) -> str:
         [x, *node.inputs[1:3]],
         "own",
         domain=DOMAIN,
-        activation_bits=_activation_bits(node),
         activation="none",
         epsilon=0.0,
-        **kept,
+        **kept | {ACTIVATION_BITS: _activation_bits(node)},
     )
     product.type = ir.TensorType(ir.DataType.FLOAT)
     model.opset_imports[DOMAIN] = VERSION
@@ -162,7 +172,7 @@ def _adopt(model: ir.Model, node: ir.Node) -> str:
 def _activation_bits(node: ir.Node) -> int:
     asked = node.metadata_props.get(ACTIVATIONS)
     rounded = not _is_doubled(node) and asked in (None, "rounded")
-    return _COARSE if rounded and attribute(node, "bits", 0) == 4 else _FINE
+    return COARSE if rounded and attribute(node, "bits", 0) == 4 else FINE
 
 
 def _is_doubled(node: ir.Node) -> bool:
