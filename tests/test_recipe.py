@@ -48,7 +48,7 @@ def test_the_recipes_we_ship_are_valid(name: str) -> None:
         ("[export]\nmodel = 'x'", "model belongs on the command line"),
         ("[export]\ntrust_remote_code = true", "trust_remote_code belongs on the command line"),
         ("[export]\nallow_pickle = true", "allow_pickle belongs on the command line"),
-        ("[lower]\ntarget = 'ort-cpu'\nkernels = 'x.so'", "kernels belongs on the command line"),
+        ("[lower]\ntarget = 'ort-cpu'\nkernels = 'x.so'", "library cannot be named in a recipe"),
         ("[export", "not valid TOML"),
     ],
 )

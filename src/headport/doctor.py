@@ -19,7 +19,7 @@ from headport.gpu_probe import probe_gpu
 from headport.kernels import OPTION, VARIABLE, VERSION, needed_kernels
 from headport.machine import cpu_features, cpu_model, physical_cores, usable_cpus
 from headport.providers import PROVIDERS
-from headport.session import available_providers, missing_libraries
+from headport.session import available_providers, check_kernels, missing_libraries
 
 __all__ = ["SUMMARY", "Check", "Diagnosis", "Options", "diagnose", "run"]
 
@@ -150,9 +150,10 @@ def _kernels() -> Check:
     name = f"headport's kernels ({VARIABLE})"
     try:
         found = needed_kernels({OPTION: str(VERSION)})
+        assert found is not None
+        check_kernels(found)
     except UsageError as error:
         return Check(name=name, passed=False, found=str(error))
-    assert found is not None
     return Check(name=name, passed=True, found=f"version {found.version}, {found.instructions}")
 
 

@@ -77,7 +77,7 @@ def needed_kernels(options: Mapping[str, str], given: Path | None = None) -> Ker
     if wanted != str(VERSION):
         raise BundleError(
             f"the bundle needs headport's kernels of version {wanted}, this headport knows "
-            f"{VERSION}; lower it again, or use another headport"
+            f"{VERSION}; lower its portable bundle again, or use another headport"
         )
     path = str(given or os.environ.get(VARIABLE, ""))
     if not path:

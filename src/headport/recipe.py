@@ -49,6 +49,11 @@ class StageSpec:
             UsageError: If a key is unknown, reserved for the command line, or ill-typed.
         """
         reserved = sorted({self.source, *_FILES, *_TRUST, "output", "force"} & keys.keys())
+        if "kernels" in reserved:
+            raise UsageError(
+                f"{where}, [{self.name}]: a library cannot be named in a recipe, which would run "
+                "its code; build without it, then `headport lower --kernels`"
+            )
         if reserved:
             raise UsageError(
                 f"{where}, [{self.name}]: {', '.join(reserved)} belongs on the command line"

@@ -20,7 +20,7 @@ from headport.binding import Binding, DeviceArray
 from headport.errors import BundleError, HeadportError, UsageError
 from headport.freed_memory import keep_freed_memory
 from headport.gpu_probe import absent_libraries, load_library, needed_libraries, probe_gpu
-from headport.kernels import OPTION, needed_kernels
+from headport.kernels import OPTION, Kernels, needed_kernels
 from headport.machine import usable_cpus
 from headport.progress import say
 from headport.providers import AUTO, PROVIDERS, Provider, find_provider, provider_of_target
@@ -31,6 +31,7 @@ __all__ = [
     "Session",
     "SessionSettings",
     "available_providers",
+    "check_kernels",
     "check_provider",
     "library_version",
     "missing_libraries",
@@ -255,12 +256,32 @@ def _open(
     kernels = needed_kernels(options, chosen.kernels)
     if kernels is not None:
         del entries[OPTION]
-        session_options.register_custom_ops_library(str(kernels.file))
+        _register(kernels, session_options)
     for key, value in entries.items():
         session_options.add_session_config_entry(key, value)
     return ort.InferenceSession(
         str(file), session_options, providers=[(provider.name, provider_options)]
     )
+
+
+def check_kernels(kernels: Kernels) -> None:
+    """Register a library, which runs its self-test.
+
+    Raises:
+        UsageError: If ONNX Runtime refuses it or the test fails.
+    """
+    _register(kernels, _onnxruntime().SessionOptions())
+
+
+def _register(kernels: Kernels, session_options: Any) -> None:
+    try:
+        session_options.register_custom_ops_library(str(kernels.file))
+    except Exception as error:
+        first = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"{kernels.file}: headport's kernels were expected to pass their self-test and be "
+            f"registered: {first}; build them again with `make kernels`"
+        ) from error
 
 
 def _refusal(

@@ -150,11 +150,11 @@ def test_the_librarys_own_test(tested: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _other(folder: Path, version: int) -> Path:
+def _other(folder: Path, version: int, name: str = "RegisterCustomOps") -> Path:
     """A library that says it has this version, and registers nothing."""
-    source, built = folder / f"{version}.cc", folder / f"{version}.so"
+    source, built = folder / f"{name}{version}.cc", folder / f"{name}{version}.so"
     source.write_text(
-        'extern "C" void* RegisterCustomOps(void*, void*) { return nullptr; }\n'
+        f'extern "C" void* {name}(void*, void*) {{ return nullptr; }}\n'
         f'extern "C" int headport_kernels_version() {{ return {version}; }}\n'
         'extern "C" const char* headport_kernels_name() { return "none"; }\n'
     )
@@ -162,13 +162,20 @@ def _other(folder: Path, version: int) -> Path:
     return built
 
 
-def test_other_libraries(tmp_path: Path, library: Path) -> None:
+def test_other_libraries(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"N": 2, "K": 64, "bits": 8, "block_size": 32}
     scale = np.ones((2, 2), np.float32)
     with pytest.raises(UsageError, match="registered no operators for ONNX Runtime"):
         _session(tmp_path, _other(tmp_path, VERSION), _ones(2, 2, 32), scale, **sizes)
     with pytest.raises(UsageError, match="kernels of version 3 were expected, 2 were found"):
         _session(tmp_path, _other(tmp_path, VERSION - 1), _ones(2, 2, 32), scale, **sizes)
+    # As where its self-test fails: registering is what runs it.
+    refused = _other(tmp_path, VERSION, "RegisterNothing")
+    with pytest.raises(UsageError, match="expected to pass their self-test and be registered"):
+        _session(tmp_path, refused, _ones(2, 2, 32), scale, **sizes)
+    monkeypatch.setenv("HEADPORT_KERNELS", str(refused))
+    [check] = [c for c in diagnose().checks if "HEADPORT_KERNELS" in c.name]
+    assert not check.passed and "expected to pass their self-test" in check.found
 
 
 def _ones(*shape: int) -> np.ndarray:

@@ -35,7 +35,7 @@ void register_kernels(const Library& library, OrtSessionOptions* settings,
   if (wanted->second != std::to_string(kVersion)) {
     throw Error(HEADPORT_UNSUPPORTED,
                 text("the bundle needs headport's kernels of version ", wanted->second,
-                     ", this library knows ", kVersion, "; lower it again"));
+                     ", this library knows ", kVersion, "; lower its portable bundle again"));
   }
   const char* named = std::getenv("HEADPORT_KERNELS");
   if (named == nullptr || *named == '\0') {
