@@ -19,14 +19,15 @@ struct Row {
   std::int64_t padded;
   float* step;
   Offset* offset;
-  std::int64_t sums;  // sets of parts
+  std::int64_t sums;    // sets of parts
+  std::int64_t of_sum;  // activations of a set
 
   static std::int64_t place(std::int64_t k) {
     const std::int64_t in_group = k % kWide;
     return k - in_group + in_group / 2 + (in_group % 2) * (kWide / 2);
   }
   Offset& part(std::int64_t k) const {
-    return offset[k / (padded / sums) * (kWide / 4) + k % kWide / 4];
+    return offset[k / of_sum * (kWide / 4) + k % kWide / 4];
   }
 };
 
@@ -34,14 +35,14 @@ Row<std::int16_t, std::int32_t> words_of(const Operands& o, std::int64_t row) {
   const std::int64_t padded = o.form.padded();
   const std::int64_t blocks = o.form.blocks();
   return {o.rounded.q + row * padded, padded, o.rounded.step + row * blocks,
-          o.rounded.offset + row * blocks * kParts, blocks};
+          o.rounded.offset + row * blocks * kParts, blocks, o.form.block};
 }
 
 Row<std::int8_t, std::int16_t> bytes_of(const Operands& o, std::int64_t row) {
   const std::int64_t padded = RoundedBytes::padded(o.form);
   const std::int64_t sums = RoundedBytes::sums(o.form);
   return {o.bytes.q + row * padded, padded, o.bytes.step + row * o.form.blocks(),
-          o.bytes.offset + row * sums * kByteParts, sums};
+          o.bytes.offset + row * sums * kByteParts, sums, padded / sums};
 }
 
 template <typename Whole, typename Offset>
@@ -67,6 +68,15 @@ void round_row(const Row<Whole, Offset>& row, const float* x, const Form& form) 
   }
 }
 
+// 32 weights, the even ones and then the odd ones, so that both factors lie side by side.
+void unpack(const std::uint8_t* bytes, int bits, std::int32_t* weights) {
+  constexpr std::int64_t half = kGroup / 2;
+  for (std::int64_t i = 0; i < half; ++i) {
+    weights[i] = bits == 8 ? bytes[2 * i] : bytes[i] & 15;
+    weights[i + half] = bits == 8 ? bytes[2 * i + 1] : bytes[i] >> 4;
+  }
+}
+
 // Σ over a block of one row of the weight with one of x.
 template <typename Whole, typename Offset>
 std::int32_t sum_of_block(const Row<Whole, Offset>& row, const std::uint8_t* weight,
@@ -75,10 +85,13 @@ std::int32_t sum_of_block(const Row<Whole, Offset>& row, const std::uint8_t* wei
   std::int32_t sum = 0;
   for (std::int64_t k = begin; k < begin + std::min(form.block, row.kWide); k += 4)
     sum += row.part(k);
-  for (std::int64_t k = begin; k < begin + form.block; ++k) {
-    const std::int32_t stored =
-        form.bits == 8 ? weight[k] : k % 2 != 0 ? weight[k / 2] >> 4 : weight[k / 2] & 15;
-    sum += stored * row.q[row.place(k)];
+  for (std::int64_t k = begin; k < begin + form.block; k += kGroup) {
+    std::int32_t weights[kGroup];
+    unpack(weight + k * form.bits / 8, form.bits, weights);
+    const Whole* even = row.q + row.place(k);
+    const Whole* odd = row.q + row.place(k + 1);
+    for (std::int64_t i = 0; i < kGroup / 2; ++i)
+      sum += weights[i] * even[i] + weights[i + kGroup / 2] * odd[i];
   }
   return sum;
 }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "matmul_call.h"
+
 namespace headport::kernels {
 namespace {
 
@@ -27,21 +29,10 @@ std::vector<float> run(const Kernel& kernel, const Form& form, std::int64_t rows
   for (std::uint8_t& byte : weight) byte = static_cast<std::uint8_t>(random.next() >> 24);
   std::vector<float> scale(static_cast<std::size_t>(form.N * form.blocks()));
   for (float& value : scale) value = random.real();
-  std::vector<std::int16_t> q(static_cast<std::size_t>(rows * form.padded()));
-  std::vector<std::int8_t> bytes(static_cast<std::size_t>(rows * RoundedBytes::padded(form)));
-  std::vector<float> step(static_cast<std::size_t>(rows * form.blocks()));
-  std::vector<std::int32_t> offset(step.size() * kParts);
-  std::vector<std::int16_t> byte_offset(
-      static_cast<std::size_t>(rows * RoundedBytes::sums(form) * kByteParts));
   std::vector<float> y(static_cast<std::size_t>(rows * form.N));
-  const Operands operands{form,
-                          x.data(),
-                          rows,
-                          weight.data(),
-                          scale.data(),
-                          {q.data(), step.data(), offset.data()},
-                          {bytes.data(), step.data(), byte_offset.data()},
-                          y.data()};
+  Operands operands{form, x.data(), rows, weight.data(), scale.data(), {}, {}, y.data()};
+  Buffers buffers;
+  buffers.round_into(operands);
   kernel.product(form).round(operands, 0, rows);
   kernel.product(form).multiply(operands, 0, form.N);
   return y;

@@ -11,6 +11,7 @@ namespace {
 
 using namespace headport::kernels;
 
+// Memory of just the sizes that are promised, so that sanitizers see what reads beyond.
 struct Case {
   Form form;
   std::int64_t rows;
