@@ -8,7 +8,6 @@ stand-in.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import shutil
 import sys
@@ -23,7 +22,7 @@ from headport.runtime.engine.backends import load_backend
 from headport.runtime.engine.builder import build_plan
 from headport.runtime.engine.command import Options, engine
 from tests.cpp.conftest import failed
-from tests.runtime.engine.conftest import FAKE
+from tests.runtime.engine.standing_in import standing_in
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -32,10 +31,8 @@ Edit = Callable[[dict[str, Any]], None]
 def plans(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Backend → a bundle with plans, made by a stand-in."""
     folder, found = tmp_path_factory.mktemp("plans"), {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FAKE))
-        standing_in = importlib.import_module("tensorrt_rtx")
-        patch.setitem(sys.modules, "tensorrt", standing_in)
+    with standing_in() as library, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tensorrt", library)
         patch.setattr(
             "headport.runtime.engine.plan.build_apart",
             lambda request, *_, **__: build_plan(load_backend(request.backend), request),
@@ -43,7 +40,6 @@ def plans(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         for backend in ("tensorrt", "tensorrt-rtx"):
             options = Options(bundle=tiny_bundle, output=folder / backend, backend=backend)
             found[backend] = engine(options).path
-        patch.delitem(sys.modules, "tensorrt_rtx")
     return found
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ import pytest
 from headport.runtime.engine.backends import load_backend
 from headport.runtime.engine.builder import build_plan
 from headport.runtime.engine.request import BuildAnswer, BuildRequest
-
-FAKE = Path(__file__).parent / "fake"
+from tests.runtime.engine.standing_in import FAKE, standing_in
 
 
 @pytest.fixture
@@ -19,10 +17,8 @@ def separate_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A stand-in for tensorrt_rtx, for this process and those it starts."""
     source = Path(__file__).resolve().parents[3] / "src"
     monkeypatch.setenv("PYTHONPATH", f"{FAKE}:{source}")
-    monkeypatch.syspath_prepend(str(FAKE))
-    monkeypatch.delitem(sys.modules, "tensorrt_rtx", raising=False)
-    yield "tensorrt-rtx"
-    sys.modules.pop("tensorrt_rtx", None)
+    with standing_in():
+        yield "tensorrt-rtx"
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +29,7 @@ from headport.runtime.tensorrt.plan import Plan
 from headport.runtime.tensorrt.runner import PlanRunner, open_plans
 from headport.selftest import run_selftest
 from tests.lowering.backbones import CONTEXT, HIDDEN, VOCAB, Layer, attention_backbone
-from tests.runtime.engine.conftest import FAKE
+from tests.runtime.engine.standing_in import standing_in
 from tests.toy_bundles import write_toy
 
 PROFILE = (
@@ -81,8 +79,7 @@ def built(lowered: Path) -> Path:
 
 
 def plans_of(lowered: Path, output: Path, profile: tuple[str, ...]) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FAKE))
+    with standing_in(), pytest.MonkeyPatch.context() as patch:
         options = Options(
             bundle=lowered,
             output=output,
@@ -95,7 +92,6 @@ def plans_of(lowered: Path, output: Path, profile: tuple[str, ...]) -> Path:
             lambda request, *_, **__: build_plan(load_backend(request.backend), request),
         )
         made = engine(options).path
-        sys.modules.pop("tensorrt_rtx", None)
     # The stand-in's plans name the graphs they were built of, which lay in the draft.
     for name in ("backbone", "head.lm"):
         plan = made / "engines" / f"{name}.plan"
@@ -107,12 +103,7 @@ def plans_of(lowered: Path, output: Path, profile: tuple[str, ...]) -> Path:
 
 
 def opened(built: Path, device: HostDevice, **options: Any) -> PlanRunner:
-    sys.path.insert(0, str(FAKE))
-    try:
-        trt = importlib.import_module("tensorrt_rtx")
-    finally:
-        sys.path.remove(str(FAKE))
-        sys.modules.pop("tensorrt_rtx", None)
+    trt = _library()
     bundle = Bundle(built, _manifest(built))
     return PlanRunner(
         bundle,
@@ -253,12 +244,8 @@ def test_a_plan_of_another_bundle_is_refused(built: Path) -> None:
 
 
 def _library() -> Any:
-    sys.path.insert(0, str(FAKE))
-    try:
-        return importlib.import_module("tensorrt_rtx")
-    finally:
-        sys.path.remove(str(FAKE))
-        sys.modules.pop("tensorrt_rtx", None)
+    with standing_in() as library:
+        return library
 
 
 def _stripped(built: Path, tmp_path: Path) -> Path:
@@ -355,10 +342,7 @@ def test_two_records_of_one_graph_are_refused(built: Path, tmp_path: Path) -> No
 
 
 def test_a_damaged_plan_is_refused(built: Path, tmp_path: Path) -> None:
-    sys.path.insert(0, str(FAKE))
-    trt = importlib.import_module("tensorrt_rtx")
-    sys.path.remove(str(FAKE))
-    sys.modules.pop("tensorrt_rtx", None)
+    trt = _library()
     file = tmp_path / "x.plan"
     file.write_bytes(b"\0\1\2")
     with pytest.raises(EngineError, match=r"x.plan: the library does not load it"):
