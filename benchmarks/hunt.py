@@ -78,8 +78,10 @@ class Truth:
         return z[:, first[inverse.ravel()]]
 
 
-def make_heads(case: HeadCase, folder: Path, seed: int = 0) -> tuple[Truth, tuple[Bundle, Bundle]]:
-    """The head in float64, and its certified bundle, portable and lowered."""
+def make_heads(
+    case: HeadCase, folder: Path, seed: int = 0, kernels: Path | None = None
+) -> tuple[Truth, tuple[Bundle, ...]]:
+    """The head in float64, and its certified bundle: portable, lowered, and for own kernels."""
     from headport.lowering import Options as LowerOptions
     from headport.lowering import lower
     from headport.quantize import Options, quantize
@@ -107,8 +109,11 @@ def make_heads(case: HeadCase, folder: Path, seed: int = 0) -> tuple[Truth, tupl
     portable = quantize(
         Options(bundle=source.path, output=folder / "int8", head="int8", certify=True, **options)
     )
-    lowered = lower(LowerOptions(bundle=portable.path, output=folder / "cpu", target="ort-cpu"))
-    return truth, (portable, lowered)
+    made = [portable]
+    for name, library in {"cpu": None, **({"own": kernels} if kernels else {})}.items():
+        asked = LowerOptions(bundle=portable.path, output=folder / name, target="ort-cpu")
+        made.append(lower(asked.__replace__(kernels=library)))
+    return truth, tuple(made)
 
 
 _TWINS = (5, 40)  # rows that are equal bit for bit

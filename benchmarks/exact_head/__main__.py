@@ -7,7 +7,8 @@
 3. argmax flips of the kernel's rounded activations, with one row and with residual rows.
 `--hunt N` runs N adversarial rows and the texts' own positions through the shipped graphs and
 counts false certificates. `--generate P` continues P prompts with `exact=True` and replays every
-token on the float32 bundle. `--only` picks parts. Bundles are made once and kept in FOLDER.
+token on the float32 bundle. `--only` picks parts; `--kernels` lowers to headport's own kernels.
+Bundles are made once and kept in FOLDER.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of each prompt")
     parser.add_argument("--modes", nargs="+", choices=tuple(MODES), default=tuple(MODES))
     parser.add_argument("--target", choices=("portable", "ort-cpu"), default="ort-cpu")
+    parser.add_argument("--kernels", type=Path, metavar="FILE", help="headport's own")
     found = parser.parse_args()
     found.work.mkdir(parents=True, exist_ok=True)
-    bench = Bench(found.work, found.positions, found.threads)
+    bench = Bench(found.work, found.positions, found.threads, found.kernels)
     print(
         f"{platform.machine()}, Python {platform.python_version()}, ONNX Runtime "
         f"{library_version()}, {time.strftime('%Y-%m-%d')}; SmolLM2-135M, noise on its head"

@@ -55,11 +55,14 @@ ONE_ROW = Variant(64, "rounded", "block")
 class Bench:
     """The model, its texts, and bundles made when first asked for."""
 
-    def __init__(self, work: Path, positions: int, threads: int) -> None:
+    def __init__(
+        self, work: Path, positions: int, threads: int, kernels: Path | None = None
+    ) -> None:
         self.work = work
         self.threads = threads
+        self.kernels = kernels
         self.source = self._export()
-        self.settings = SessionSettings(threads=threads)
+        self.settings = SessionSettings(threads=threads, kernels=kernels)
         self.states, self.targets = self._states(positions)
         entry, _ = head_weight(self.source.manifest, self.source.manifest.heads["lm"])
         self.weight: Float32 = np.asarray(read_tensor(self.source, entry))
@@ -113,7 +116,7 @@ class Bench:
         return self._variant(f"plain-{variant.name}", variant)
 
     def _variant(self, name: str, variant: Variant, **options: Any) -> Bundle:
-        folder = self.work / name
+        folder = self.work / f"{name}{self._suffix}"
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(dir=self.work) as scratch:
                 made = _quantize(self.head, Path(scratch) / name, variant, **options)
@@ -126,7 +129,7 @@ class Bench:
         made = self._whole_certified() if certified else self.source
         if target == "portable":
             return made
-        return self._lowered(made, self.work / f"{name}-{target}")
+        return self._lowered(made, self.work / f"{name}-{target}{self._suffix}")
 
     def _whole_certified(self) -> Bundle:
         folder = self.work / "certified"
@@ -134,11 +137,16 @@ class Bench:
             _quantize(self.source, folder, DEFAULT, certify=True)
         return Bundle.open(folder, verify=False)
 
+    @property
+    def _suffix(self) -> str:
+        return "" if self.kernels is None else "-own"
+
     def _lowered(self, made: Bundle, folder: Path) -> Bundle:
         from headport.lowering import Options, lower
 
         if not folder.is_dir():
-            lower(Options(bundle=made.path, output=folder, target="ort-cpu"))
+            options = Options(bundle=made.path, output=folder, target="ort-cpu")
+            lower(options.__replace__(kernels=self.kernels))
         return Bundle.open(folder, verify=False)
 
     def truth(self, rows: slice) -> Float64:

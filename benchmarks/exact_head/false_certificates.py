@@ -20,14 +20,17 @@ def false_certificates(bench: Bench, rows: int) -> bool:
     """
     print("\n## False certificates\n")
     seen = false = 0
-    each = -(-rows // (2 * len(CASES)))
+    forms = "portable and lowered" if bench.kernels is None else "portable, lowered, own kernels"
+    each = -(-rows // ((2 + (bench.kernels is not None)) * len(CASES)))
     with tempfile.TemporaryDirectory(dir=bench.work) as scratch:
         for number, case in enumerate(CASES):
-            truth, bundles = make_heads(case, Path(scratch) / str(number), seed=number)
+            truth, bundles = make_heads(
+                case, Path(scratch) / str(number), seed=number, kernels=bench.kernels
+            )
             for place, bundle in enumerate(bundles):
-                found = hunt(truth, bundle, each, 100 + 2 * number + place, bench.threads)
+                found = hunt(truth, bundle, each, 100 + 3 * number + place, bench.threads)
                 seen, false = seen + found.rows, false + found.false
-    print(f"adversarial: {false} false in {seen} rows, {len(CASES)} heads, portable and lowered")
+    print(f"adversarial: {false} false in {seen} rows, {len(CASES)} heads, {forms}")
     for variant in (DEFAULT, ONE_ROW):
         runner = open_runner(bench.certified(variant), bench.settings, ("lm",))
         wrong = 0

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from headport.bundle import Bundle, carried_files, copy_files
 from headport.errors import BundleError
+from headport.kernels import CANDIDATES
 from headport.manifest import Graph, Manifest, Port, Tensor
 from headport.stages import with_stage
 
@@ -149,7 +150,8 @@ def _is_checked(value: ir.Value) -> bool:
     # Scales, zero points, and what is looked up by token, such as the bias of candidates: checks
     # read them from the ledger, however few they are.
     return any(
-        use.node.op_type == "DequantizeLinear" or (use.node.op_type == "Gather" and use.idx == 0)
+        use.node.op_type in ("DequantizeLinear", CANDIDATES)
+        or (use.node.op_type == "Gather" and use.idx == 0)
         for use in value.uses()
     )
 

@@ -18,6 +18,7 @@ from headport.errors import BundleError, UsageError
 __all__ = [
     "ACTIVATION_BITS",
     "ATTENTION",
+    "CANDIDATES",
     "COARSE",
     "DOMAIN",
     "FINE",
@@ -37,13 +38,14 @@ __all__ = [
 ]
 
 DOMAIN = "headport.kernels"
-PRODUCT, ATTENTION = "BlockMatMul", "CachedAttention"  # its operators
+# Its operators.
+PRODUCT, ATTENTION, CANDIDATES = "BlockMatMul", "CachedAttention", "RankedCandidates"
 # Of a product: x, weight, scale, skip, gamma → y, x + skip, its norm, what a gate is made of.
 SKIP, GAMMA, PRODUCT_INPUTS = 3, 4, 5
 SUM, NORMED, UNGATED, PRODUCT_OUTPUTS = 1, 2, 3, 4
 ACTIVATION_BITS, FINE, COARSE = "activation_bits", 16, 8  # what a product keeps of activations
 OPTION = "headport.kernels"  # among a manifest's session options; its value is the version
-VERSION = 3
+VERSION = 4
 VARIABLE = "HEADPORT_KERNELS"  # the library's path, where none is given
 _BUILD = (
     "build it with `make kernels` (a C++17 compiler and CMake are needed) and give its path, "

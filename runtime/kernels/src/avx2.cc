@@ -101,7 +101,8 @@ const Kernel kAvx2{"AVX2",
                    {round_bytes_avx2, multiply_bytes_avx2},
                    attend_avx2,
                    normalise_avx2,
-                   gate_avx2};
+                   gate_avx2,
+                   {next_above_avx2, largest_avx2, exp_sum_avx2, dot_avx2}};
 
 }  // namespace headport::kernels
 #endif

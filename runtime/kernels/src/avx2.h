@@ -99,5 +99,9 @@ void multiply_bytes_avx2(const Operands& o, std::int64_t from, std::int64_t to);
 void attend_avx2(const Attended& a);
 void normalise_avx2(const Normalised& n);
 void gate_avx2(const Gated& g);
+std::int64_t next_above_avx2(const Keys& keys, std::int64_t from, std::int64_t to, float threshold);
+float largest_avx2(const float* values, std::int64_t count);
+float exp_sum_avx2(const float* values, std::int64_t count, float shift);
+double dot_avx2(const float* weight, const double* x, std::int64_t count);
 
 }  // namespace headport::kernels

@@ -31,6 +31,9 @@ struct BlockMatMul {
   static ONNXTensorElementDataType input_type(std::size_t index) {
     return index == kW ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   }
+  static ONNXTensorElementDataType output_type(std::size_t) {
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
   static bool is_optional_input(std::size_t index) { return index >= kSkip; }
   static bool is_optional_output(std::size_t index) { return index != kY; }
 

@@ -29,6 +29,9 @@ struct CachedAttention {
     return index == kLengths || index == kNew ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32
                                               : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   }
+  static ONNXTensorElementDataType output_type(std::size_t) {
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
   static bool is_optional_input(std::size_t index) {
     return index == kK || index == kV || index == kCos || index == kSin;
   }

@@ -30,7 +30,7 @@ void add_operators(OrtSessionOptions* options) {
   static OrtCustomOpDomain* const domain = [] {
     OrtCustomOpDomain* made = nullptr;
     check(api->CreateCustomOpDomain("headport.kernels", &made));
-    for (const OrtCustomOp* each : {block_matmul(), cached_attention()})
+    for (const OrtCustomOp* each : {block_matmul(), cached_attention(), ranked_candidates()})
       check(api->CustomOpDomain_Add(made, each));
     return made;
   }();
@@ -53,7 +53,7 @@ extern "C" HEADPORT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* optio
 }
 
 // The form of operators and weights; a manifest names the one its graphs were made for.
-extern "C" HEADPORT_EXPORT int headport_kernels_version() { return 3; }
+extern "C" HEADPORT_EXPORT int headport_kernels_version() { return 4; }
 
 extern "C" HEADPORT_EXPORT const char* headport_kernels_name() {
   return headport::kernels::find_kernel().name;

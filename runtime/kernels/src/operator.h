@@ -6,8 +6,8 @@
 namespace headport::kernels {
 
 // A Kernel has kName, kInputCount and kOutputCount, input_type(index), is_optional_input(index),
-// is_optional_output(index), a constructor from OrtKernelInfo and compute(context). Outputs are
-// float32.
+// is_optional_output(index), output_type(index), a constructor from OrtKernelInfo and
+// compute(context).
 template <typename Kernel>
 struct Operator : OrtCustomOp {
   Operator() : OrtCustomOp{} {
@@ -21,8 +21,8 @@ struct Operator : OrtCustomOp {
       return characteristic(Kernel::is_optional_input(index));
     };
     GetOutputTypeCount = [](const OrtCustomOp*) -> std::size_t { return Kernel::kOutputCount; };
-    GetOutputType = [](const OrtCustomOp*, std::size_t) {
-      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    GetOutputType = [](const OrtCustomOp*, std::size_t index) {
+      return Kernel::output_type(index);
     };
     GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
       return characteristic(Kernel::is_optional_output(index));

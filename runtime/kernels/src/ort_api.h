@@ -108,5 +108,6 @@ void in_parallel(const OrtKernelContext* context, std::int64_t total, const Work
 
 const OrtCustomOp* block_matmul();
 const OrtCustomOp* cached_attention();
+const OrtCustomOp* ranked_candidates();
 
 }  // namespace headport::kernels

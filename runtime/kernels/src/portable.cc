@@ -161,6 +161,27 @@ void gate(const Gated& g) {
   }
 }
 
+std::int64_t next_above(const Keys& keys, std::int64_t from, std::int64_t to, float threshold) {
+  while (from < to && keys.at(from) <= threshold) ++from;
+  return from;
+}
+
+float largest(const float* values, std::int64_t count) {
+  return *std::max_element(values, values + count);
+}
+
+float exp_sum(const float* values, std::int64_t count, float shift) {
+  float total = 0.0F;
+  for (std::int64_t i = 0; i < count; ++i) total += std::exp(values[i] - shift);
+  return total;
+}
+
+double dot(const float* weight, const double* x, std::int64_t count) {
+  double total = 0;
+  for (std::int64_t i = 0; i < count; ++i) total += double{weight[i]} * x[i];
+  return total;
+}
+
 }  // namespace
 
 const Kernel kPortable{"portable",
@@ -168,6 +189,7 @@ const Kernel kPortable{"portable",
                        {round<bytes_of>, multiply<bytes_of>},
                        attend,
                        normalise,
-                       gate};
+                       gate,
+                       {next_above, largest, exp_sum, dot}};
 
 }  // namespace headport::kernels

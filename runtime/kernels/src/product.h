@@ -119,6 +119,24 @@ struct Attended {
   Partial found;
 };
 
+// What a vocabulary's tokens are picked by: bounds of their logits, and noise on them.
+struct Keys {
+  const float* upper;
+  const float* noise;
+  std::int64_t stride;  // of noise: 1, or 0 where one number is for all
+
+  float at(std::int64_t token) const { return upper[token] + noise[token * stride]; }
+};
+
+struct Ranking {
+  // The first token from `from` on whose key is above, or is no number; `to` where there is none.
+  std::int64_t (*next_above)(const Keys&, std::int64_t from, std::int64_t to, float threshold);
+  float (*largest)(const float* values, std::int64_t count);
+  // Σ exp(value - shift), each within 2e-7 of itself; shift is the largest value or more.
+  float (*exp_sum)(const float* values, std::int64_t count, float shift);
+  double (*dot)(const float* weight, const double* x, std::int64_t count);  // in float64
+};
+
 // A row of y never depends on the rows beside it.
 struct Product {
   void (*round)(const Operands&, std::int64_t from, std::int64_t to);     // rows of x
@@ -133,6 +151,7 @@ struct Kernel {
   void (*attend)(const Attended&);
   void (*normalise)(const Normalised&);
   void (*gate)(const Gated&);
+  Ranking ranking;
 
   const Product& product(const Form& form) const {
     return form.activation_bits == 8 ? bytes : words;

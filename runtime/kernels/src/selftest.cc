@@ -158,7 +158,7 @@ std::string find_fault_around(const Kernel& kernel) {
 
 std::string find_fault(const Kernel& kernel) {
   for (const auto find : {find_product_fault, find_attention_fault, find_operator_fault,
-                          find_fault_around})
+                          find_candidates_fault, find_fault_around})
     if (std::string fault = find(kernel); !fault.empty()) return fault;
   return {};
 }

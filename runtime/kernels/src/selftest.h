@@ -14,4 +14,7 @@ std::string find_fault(const Kernel& kernel);
 // The part of it that runs attention as the operator does, with what threads share.
 std::string find_operator_fault(const Kernel& kernel);
 
+// The part of it that ranks candidates.
+std::string find_candidates_fault(const Kernel& kernel);
+
 }  // namespace headport::kernels

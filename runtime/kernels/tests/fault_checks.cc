@@ -87,6 +87,25 @@ void without_last_value(const Gated& g) {
   g.y[g.count - 1] = 0;
 }
 
+std::int64_t that_skips_one(const Keys& keys, std::int64_t from, std::int64_t to, float threshold) {
+  return kPortable.ranking.next_above(keys, std::min(from + 1, to), to, threshold);
+}
+std::int64_t that_ends_early(const Keys& keys, std::int64_t from, std::int64_t to, float threshold) {
+  const std::int64_t end = to / 8 * 8;  // what fills no register is left out
+  const std::int64_t found = kPortable.ranking.next_above(keys, from, std::max(from, end), threshold);
+  return found < end ? found : to;
+}
+std::int64_t without_noise(const Keys& keys, std::int64_t from, std::int64_t to, float threshold) {
+  const float none = 0;
+  return kPortable.ranking.next_above({keys.upper, &none, 0}, from, to, threshold);
+}
+float without_last_term(const float* values, std::int64_t count, float shift) {
+  return kPortable.ranking.exp_sum(values, count - 1, shift);
+}
+double in_float32(const float* weight, const double* x, std::int64_t count) {
+  return static_cast<float>(kPortable.ranking.dot(weight, x, count));
+}
+
 Kernel with(const char* name, void (*change)(Kernel&)) {
   Kernel kernel = kPortable;
   kernel.name = name;
@@ -116,6 +135,11 @@ void check_faults_are_found() {
       with("epsilon", [](Kernel& k) { k.normalise = without_epsilon; }),
       with("sum", [](Kernel& k) { k.normalise = without_sum; }),
       with("activation", [](Kernel& k) { k.gate = as_silu; }),
-      with("last value", [](Kernel& k) { k.gate = without_last_value; })};
+      with("last value", [](Kernel& k) { k.gate = without_last_value; }),
+      with("skipped token", [](Kernel& k) { k.ranking.next_above = that_skips_one; }),
+      with("last tokens", [](Kernel& k) { k.ranking.next_above = that_ends_early; }),
+      with("noise", [](Kernel& k) { k.ranking.next_above = without_noise; }),
+      with("last term", [](Kernel& k) { k.ranking.exp_sum = without_last_term; }),
+      with("float32", [](Kernel& k) { k.ranking.dot = in_float32; })};
   for (const Kernel& kernel : broken) expect(!find_fault(kernel).empty(), kernel.name);
 }

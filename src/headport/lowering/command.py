@@ -20,6 +20,7 @@ from headport.graphs import add_stage, load_graphs, rewrite_bundle
 from headport.head_parts import all_parts, with_heads
 from headport.kernels import FINE, needed_kernels
 from headport.lowering.attention import attention_windows
+from headport.lowering.candidates_check import check_candidates
 from headport.lowering.head import INTEGERS, packed_name
 from headport.lowering.match import Match, summarize
 from headport.lowering.own_kernels import with_kernels
@@ -124,12 +125,16 @@ def lower(options: Options) -> Bundle:
                 preview = draft.preview(_lowered(manifest, models, target))
                 products = check_product_parity(source, unlowered, preview, settings)
         manifest = write_selftest(preview, settings)
+        candidates = {}
+        if options.kernels is not None:
+            candidates = check_candidates(source, preview, settings)
         lowered, portable = summarize(matches)
         report = {
             "lowered": lowered,
             "portable": portable,
             "parity": asdict(parity),
             "products": asdict(products) if products else None,
+            "candidates": {name: asdict(check) for name, check in candidates.items()},
             "checked_on": proved.name,
             "unproved_on": unproved.name if unproved else target.unproved,
         }
@@ -151,8 +156,8 @@ def _kernels(manifest: Manifest, file: Path) -> dict[str, Any]:
     found = needed_kernels(manifest.session_options, file)
     if found is None:
         raise LoweringError(
-            "--kernels: the bundle has no INT8 or INT4 product and no attention of a form that "
-            "headport's kernels know; quantise it, or lower without --kernels"
+            "--kernels: the bundle has no INT8 or INT4 product, no candidates and no attention of "
+            "a form that headport's kernels know; quantise it, or lower without --kernels"
         )
     return {"kernels": {"version": found.version, "instructions": found.instructions}}
 
@@ -292,6 +297,11 @@ def _lines(bundle: Bundle, report: dict[str, Any]) -> Iterable[str]:
         yield (
             f"head {name} on the same hidden states: max |Δlogit| {head['max_abs_logit_error']:.2g}"
             f", {head['largest_share_of_bound']:.1%} of what is accepted ({head['accepted']})"
+        )
+    for name, check in report["candidates"].items():
+        yield (
+            f"candidates of head {name} on {check['rows']} hidden states: all that is said of "
+            f"{check['candidates']} a row follows from its bounds and original weight"
         )
     if products := report["products"]:
         check = products["check"]

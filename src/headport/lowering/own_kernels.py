@@ -24,6 +24,7 @@ from headport.head_parts import all_parts, with_heads
 from headport.kernels import ACTIVATION_BITS, COARSE, DOMAIN, FINE, OPTION, PRODUCT, VERSION
 from headport.lowering.emit import CONTRIB, Emitter, attribute, replace
 from headport.lowering.match import Match
+from headport.lowering.own_guards import drop_guards
 from headport.lowering.product_kernels import ACTIVATIONS
 from headport.manifest import BackboneQuantization, Head, Manifest
 
@@ -68,6 +69,7 @@ def adopt_in_head(model: ir.Model, head: Head, name: str) -> list[Match]:
         elif _is_doubled(node) and _sum(node) is None:
             fault = "rows of its own"
         became = None if fault else _adopt(model, node)
+        drop_guards(model.graph)
         matches.append(Match(f"head {name}", _WAS, became, f"it has {fault}" if fault else ""))
     common_passes.RemoveUnusedNodesPass()(model)
     return matches
@@ -75,15 +77,20 @@ def adopt_in_head(model: ir.Model, head: Head, name: str) -> list[Match]:
 
 def with_kernels(manifest: Manifest, models: Mapping[str, ir.Model]) -> Manifest:
     """A lowered manifest that says which graphs need the library and what it does."""
-    own = {name for name, model in models.items() if any(n.domain == DOMAIN for n in model.graph)}
+    own = [node for model in models.values() for node in model.graph if node.domain == DOMAIN]
     if not own:
         return manifest
+    multiplies = {
+        name
+        for name, model in models.items()
+        if any((n.domain, n.op_type) == (DOMAIN, PRODUCT) for n in model.graph)
+    }
     heads = {
-        name: _head_kept(head) if head.graph in own else head
+        name: _head_kept(head) if head.graph in multiplies else head
         for name, head in all_parts(manifest).items()
     }
     record = manifest.backbone_quantization
-    if record is not None and manifest.backbone_name in own:
+    if record is not None and manifest.backbone_name in multiplies:
         record = _products_kept(record)
     return msgspec.structs.replace(
         with_heads(manifest, heads),

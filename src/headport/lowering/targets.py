@@ -32,6 +32,7 @@ from headport.lowering.in_place import (
 from headport.lowering.layouts import straighten
 from headport.lowering.match import Match
 from headport.lowering.own_attention import adopt_attention
+from headport.lowering.own_candidates import adopt_candidates
 from headport.lowering.own_fusion import fuse_gates, fuse_norms
 from headport.lowering.own_kernels import adopt_in_head, adopt_kernels
 from headport.lowering.packed_qkv import pack_qkv
@@ -234,7 +235,7 @@ def find_target(name: str, onnxruntime: str = NEWEST, *, own_kernels: bool = Fal
         found,
         backbone=(*found.backbone, adopt_attention),
         packing=(adopt_kernels, *found.packing, fuse_gates, fuse_norms),
-        head=(*found.head, adopt_in_head),
+        head=(*found.head, adopt_in_head, adopt_candidates),
     )
 
 

@@ -9,7 +9,7 @@
 namespace headport::internal {
 namespace {
 
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 constexpr const char* kBuild =
     "; build it with `make kernels` and give its path in HEADPORT_KERNELS";
 

@@ -1,0 +1,326 @@
+"""Candidates by the own kernel: what its operator gives, and heads that are lowered to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from benchmarks.hunt import CASES, HeadCase, hunt, make_heads
+from headport.bundle import Bundle
+from headport.certificate_check import check_certificate
+from headport.errors import ParityError
+from headport.kernels import CANDIDATES, DOMAIN, OPTION, PRODUCT, VERSION
+from headport.lowering import Options as LowerOptions
+from headport.lowering import lower, targets
+from headport.lowering.match import Match
+from headport.lowering.own_candidates import adopt_candidates
+from headport.manifest import Head
+from headport.quantize import Options, quantize
+from headport.runner import Candidates, open_runner
+from headport.session import Session, SessionSettings, open_session
+from tests.toy_bundles import write_toy
+
+V, H, M = 203, 72, 10
+RNG = np.random.default_rng(0)
+WEIGHT = RNG.normal(size=(V, H)).astype(np.float32)
+WEIGHT[90:94] = WEIGHT[5]  # equal rows
+BIAS = RNG.normal(size=V).astype(np.float32)
+BIAS[90:94] = BIAS[5] = 40  # which are best
+STATES = RNG.normal(size=(40, H)).astype(np.float32)
+ALL: dict[str, Any] = {"bias": BIAS, "scale": 0.7, "softcap": 20.0}
+Edit = Callable[[ir.Graph, ir.Node], None]
+
+
+@pytest.fixture(autouse=True)
+def named(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADPORT_KERNELS", str(library))
+
+
+def _quantized(folder: Path, toy: dict[str, Any], **options: Any) -> Bundle:
+    source = write_toy(folder / "toy", WEIGHT, **toy)
+    asked: dict[str, Any] = {"certify": True, "rescore": M, "block": 32, **options}
+    return quantize(Options(bundle=source.path, output=folder / "int8", head="int8", **asked))
+
+
+def _lowered(bundle: Bundle, folder: Path, kernels: Path | None) -> Bundle:
+    options = LowerOptions(bundle=bundle.path, output=folder, target="ort-cpu", kernels=kernels)
+    return lower(options)
+
+
+def _types(bundle: Bundle) -> list[str]:
+    return [node.op_type for node in ir.load(bundle.path / "head.lm.onnx").graph]
+
+
+def _candidates(bundle: Bundle, states: np.ndarray, noise: np.ndarray | None = None) -> Candidates:
+    found = open_runner(bundle).head(states, noise=noise).candidates
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("toy", "options"),
+    [
+        ({}, {}),
+        (ALL, {}),
+        (ALL, {"bound": "block"}),
+        (ALL, {"certify": False}),
+        (ALL, {"activations": "rounded"}),
+        ({}, {"rescore": V - 1}),
+        ({"tied": True}, {"activations": "exact"}),
+    ],
+    ids=["plain", "all", "block", "unproved", "rounded", "most", "tied"],
+)
+def test_a_head_answers_as_with_the_nodes_of_onnx_runtime(
+    tmp_path: Path, library: Path, toy: dict[str, Any], options: dict[str, Any]
+) -> None:
+    portable = _quantized(tmp_path, toy, **options)
+    plain = _lowered(portable, tmp_path / "plain", None)
+    own = _lowered(portable, tmp_path / "own", library)
+    assert _types(own).count(CANDIDATES) == 1 and "TopK" not in _types(own)
+    assert "Sum" not in _types(own) or toy.get("bias") is not None
+    rows = own.manifest.provenance.stages[-1].report["candidates"]["lm"]
+    certified = portable.manifest.heads["lm"].candidates.certified  # type: ignore[union-attr]
+    assert rows["rows"] > 10 and (rows["certified"] > 0) == certified
+    noise = np.random.default_rng(3).normal(0, 2, (len(STATES), V)).astype(np.float32)
+    for given in (None, noise, noise[:, :1] * 0):
+        expected, found = (_candidates(bundle, STATES, given) for bundle in (plain, own))
+        for row in range(len(STATES)):
+            at = {int(token): place for place, token in enumerate(expected.ids[row])}
+            both = [(at[t], place) for place, t in enumerate(found.ids[row].tolist()) if t in at]
+            assert len(both) >= min(M, V - 1) - 2  # a kernel may change the last
+            was, now = map(list, zip(*both, strict=True))
+            np.testing.assert_allclose(
+                expected.logits[row, was], found.logits[row, now], atol=1e-12
+            )
+        np.testing.assert_allclose(found.logsumexp, expected.logsumexp, atol=1e-2)
+        np.testing.assert_allclose(found.error, expected.error, rtol=1e-12)
+        assert (np.abs(found.certified_k - expected.certified_k) <= 3).all()
+    if certified:
+        assert check_certificate(own, open_runner(own))
+
+
+def test_rows_are_the_same_alone_and_those_that_are_not_finite_prove_nothing(
+    tmp_path: Path, library: Path
+) -> None:
+    bundle = _lowered(_quantized(tmp_path, {"bias": BIAS}), tmp_path / "own", library)
+    together, alone = _candidates(bundle, STATES), _candidates(bundle, STATES[7:8])
+    for name in ("ids", "logits", "logsumexp", "certified_k", "cut", "error"):
+        assert (getattr(together, name)[7:8] == getattr(alone, name)).all()
+    states = STATES[:4].copy()
+    states[0, 5], states[1, 5], states[2] = np.nan, np.inf, 1e30
+    found = _candidates(bundle, states)
+    assert found.certified_k[:3].tolist() == [0, 0, 0] and np.isposinf(found.cut[:3]).all()
+    assert not np.isfinite(found.logits[:2]).all(1).any()
+    assert not np.isfinite(found.logsumexp[:2]).any()
+    assert found.certified_k[3] > 0 and np.isfinite(found.cut[3])
+
+
+def test_a_head_that_gives_logits_needs_no_guard(tmp_path: Path, library: Path) -> None:
+    source = write_toy(tmp_path / "toy", WEIGHT, bias=BIAS)
+    states = STATES[:3].copy()
+    states[0, 5], states[1, 70] = np.nan, -np.inf
+    for form in ("int8", "int4"):
+        how: dict[str, Any] = {"head": form, "block": 32}
+        portable = quantize(Options(bundle=source.path, output=tmp_path / form, **how))
+        bundle = _lowered(portable, tmp_path / f"{form}-own", library)
+        assert (_types(bundle).count(PRODUCT), _types(bundle).count("ReduceSum")) == (1, 0)
+        logits = open_runner(bundle).full_logits(states)
+        assert np.isnan(logits[:2]).all() and np.isfinite(logits[2]).all()
+    unbiased = write_toy(tmp_path / "unbiased", WEIGHT)
+    portable = quantize(Options(bundle=unbiased.path, output=tmp_path / "q", head="int8"))
+    types = _types(_lowered(portable, tmp_path / "own", library))
+    assert [each for each in types if each != "Identity"] == [PRODUCT]
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_nothing_that_is_proved_is_wrong(tmp_path: Path, library: Path, case: HeadCase) -> None:
+    truth, (*_, own) = make_heads(case, tmp_path, kernels=library)
+    assert CANDIDATES in _types(own)
+    found = hunt(truth, own, 512, seed=2)
+    assert (found.rows, found.false) == (512, 0)
+    assert found.first_proved > 64 and found.ranks_proved > 512
+
+
+def _scaled(place: int, factor: float) -> Edit:
+    def edit(graph: ir.Graph, node: ir.Node) -> None:
+        terms = graph.initializers["candidates.terms"].const_value.numpy().copy()  # type: ignore[union-attr]
+        terms[place] *= factor
+        graph.initializers["candidates.terms"].const_value = ir.tensor(terms)
+
+    return edit
+
+
+def _given(place: int, other: str | None) -> Edit:
+    def edit(graph: ir.Graph, node: ir.Node) -> None:
+        values = {value.name: value for value in graph.outputs}
+        node.replace_input_with(place, values[other] if other else None)
+
+    return edit
+
+
+def _of_other_rows(graph: ir.Graph, node: ir.Node) -> None:
+    weight = node.inputs[4].const_value.numpy()  # type: ignore[union-attr]
+    other = ir.val("other", const_value=ir.tensor(np.roll(weight, 1, axis=0), name="other"))
+    graph.register_initializer(other)
+    node.replace_input_with(4, other)
+
+
+def _without_bias(graph: ir.Graph, node: ir.Node) -> None:
+    graph.initializers["candidates.bias"].const_value = ir.tensor(np.zeros(V, np.float32))
+
+
+def _unproved(graph: ir.Graph, node: ir.Node) -> None:
+    node.attributes["certified"] = ir.AttrInt64("certified", 0)
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        (_scaled(0, 1.001), "candidates' logits"),
+        (_scaled(1, 0.0), "candidates' logits"),
+        (_scaled(2, 0.5), "error"),
+        (_scaled(3, 0.5), "error"),
+        (_given(1, "quantised_logits"), "cut|candidates"),
+        (_given(3, "upper_bounds"), "logsumexp"),
+        (_without_bias, "error|candidates' logits"),
+        (_given(7, None), "proved ranks"),
+        (_of_other_rows, "candidates' logits"),
+        (_unproved, "cut"),
+    ],
+    ids=["scale", "cap", "slope", "rest", "upper", "logits", "bias", "firsts", "rows", "proof"],
+)
+def test_a_wrong_node_is_caught_and_nothing_is_written(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch, edit: Edit, what: str
+) -> None:
+    portable = _quantized(tmp_path, ALL)
+
+    def wrong(model: ir.Model, head: Head, name: str) -> list[Match]:
+        matches = adopt_candidates(model, head, name)
+        edit(model.graph, next(n for n in model.graph if n.op_type == CANDIDATES))
+        return matches
+
+    monkeypatch.setattr(targets, "adopt_candidates", wrong)
+    with pytest.raises(ParityError, match=f"the lowered head lm: ({what}) of .* do not follow"):
+        _lowered(portable, tmp_path / "own", library)
+    assert not (tmp_path / "own").exists()
+
+
+def test_a_graph_of_another_form_keeps_its_nodes(tmp_path: Path, library: Path) -> None:
+    portable = _quantized(tmp_path, {})
+    model = ir.load(portable.path / "head.lm.onnx")
+    head = portable.manifest.heads["lm"]
+    [error] = [value for value in model.graph.outputs if value.name == "error"]
+    summed = error.producer().inputs[0].producer()  # type: ignore[union-attr]
+    summed.op_type = "Sub"  # type: ignore[union-attr]
+    [match] = adopt_candidates(model, head, "lm")
+    assert match.became is None and "quantise it again" in match.reason
+    assert CANDIDATES not in [node.op_type for node in model.graph]
+
+
+def _operator(folder: Path, library: Path, count: int = 3) -> Session:
+    model = ir.from_onnx_text(f"""
+        <ir_version: 10, opset_import: ["": 23, "{DOMAIN}": {VERSION}]>
+        ranked (float[n, h] x, float[n, v] upper, float[r, c] noise, float[n, v] logits,
+                float[v, h] weight, double[t] terms, float[b] bias, int64[f] firsts)
+          => (int64[n, m] ids, double[n, m] z, double[n] lse, int64[n] k, double[n] cut,
+              double[n] error)
+        {{
+          ids, z, lse, k, cut, error = {DOMAIN}.{CANDIDATES} <count = {count}, certified = 1>
+            (x, upper, noise, logits, weight, terms, bias, firsts)
+        }}
+    """)
+    ir.save(model, folder / "ranked.onnx")
+    settings = SessionSettings(threads=2, kernels=library)
+    return open_session(folder / "ranked.onnx", {OPTION: str(VERSION)}, settings)
+
+
+def _feeds(upper: list[list[float]], **changes: np.ndarray) -> dict[str, np.ndarray]:
+    """Of one channel, where a token's exact logit is its weight."""
+    keys = np.array(upper, np.float32)
+    n, v = keys.shape
+    return {
+        "x": np.ones((n, 1), np.float32),
+        "upper": keys,
+        "noise": np.zeros((1, 1), np.float32),
+        "logits": keys,
+        "weight": np.arange(v, dtype=np.float32)[:, None],
+        "terms": np.array([1.0, 0.0, 0.0, 0.0]),
+        "bias": np.zeros(v, np.float32),
+        "firsts": np.arange(v),
+    } | changes
+
+
+def test_equal_keys_and_equal_logits_go_by_their_ids(tmp_path: Path, library: Path) -> None:
+    session = _operator(tmp_path, library)
+    found = session.run(_feeds([[1, 1, 1, 1, 1, 1], [0, 9, 0, 9, 9, 0]]))
+    assert found["ids"].tolist() == [[2, 1, 0], [4, 3, 1]] and found["cut"].tolist() == [1, 0]
+    assert found["z"].tolist() == [[2, 1, 0], [4, 3, 1]] and found["k"].tolist() == [1, 3]
+    flat = _feeds([[9, 0, 9, 9, 0, 9]], weight=np.full((6, 1), 5, np.float32))
+    found = session.run(flat)
+    # Token 5 ends the list, and nothing tells the others' order unless their rows are equal.
+    assert (found["ids"].tolist(), found["k"].tolist()) == ([[0, 2, 3]], [0])
+    alike = flat | {"upper": np.array([[4.5, 0, 4, 4, 0, 3]], np.float32)}
+    assert session.run(alike)["k"].tolist() == [0]
+    assert session.run(alike | {"firsts": np.zeros(6, np.int64)})["k"].tolist() == [3]
+
+
+def test_keys_that_are_no_numbers_are_looked_at(tmp_path: Path, library: Path) -> None:
+    upper = np.zeros((1, 40), np.float32)
+    upper[0, [3, 17, 38]] = np.nan, np.inf, np.nan
+    found = _operator(tmp_path, library).run(_feeds(upper.tolist(), logits=np.zeros_like(upper)))
+    assert found["ids"].tolist() == [[38, 17, 3]]
+    upper[0, 20] = np.nan  # one more than there is room for: nothing is known
+    found = _operator(tmp_path, library).run(_feeds(upper.tolist(), logits=np.zeros_like(upper)))
+    assert (found["k"].tolist(), found["cut"].tolist()) == ([0], [np.inf])
+
+
+def test_logits_far_above_the_candidates_overflow_nothing(tmp_path: Path, library: Path) -> None:
+    logits = np.zeros((1, 40), np.float32)
+    logits[0, 0] = 500.0
+    upper = np.arange(40, dtype=np.float32)[None]
+    found = _operator(tmp_path, library).run(_feeds(upper.tolist(), logits=logits))
+    assert found["lse"].tolist() == [500.0]
+    # A candidate's own quantised logit counts for nothing, however large.
+    logits[0] = np.where(np.arange(40) == 38, 500, 0)
+    found = _operator(tmp_path, library).run(_feeds(upper.tolist(), logits=logits))
+    exact = np.log(np.exp([39.0, 38, 37]).sum() + 37)
+    np.testing.assert_allclose(found["lse"], [exact], rtol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 6), (2, 6)])
+def test_noise_of_every_form(tmp_path: Path, library: Path, shape: tuple[int, int]) -> None:
+    noise = np.zeros(shape, np.float32)
+    noise[-1, -1] = 4
+    found = _operator(tmp_path, library).run(_feeds([[5, 4, 3, 2, 1, 0.5]] * 2, noise=noise))
+    moved = shape[1] == 6
+    assert sorted(found["ids"][1].tolist()) == ([0, 1, 5] if moved else [0, 1, 2])
+    assert found["cut"][1] == (3 if moved else 2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"noise": np.zeros((3, 1), np.float32)},
+            r"noise \[1, 1\], \[N, 1\], \[1, V\] or",
+        ),
+        ({"weight": np.zeros((3, 1), np.float32)}, r"V above 3, which is at least 1"),
+        ({"weight": np.zeros((6, 2), np.float32)}, r"x \[N, H\] and a weight \[V, H\]"),
+        ({"logits": np.zeros((1, 6), np.float32)}, r"logits of 12 elements was expected, 6 were"),
+        ({"terms": np.zeros(3)}, r"terms of 4 elements was expected"),
+        ({"bias": np.zeros(5, np.float32)}, r"bias of 6 elements was expected"),
+        ({"firsts": np.zeros(7, np.int64)}, r"firsts of 6 elements was expected"),
+    ],
+    ids=["noise", "few", "width", "logits", "terms", "bias", "firsts"],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, library: Path, changes: dict[str, np.ndarray], message: str
+) -> None:
+    session = _operator(tmp_path, library)
+    with pytest.raises(Exception, match=message):
+        session.run(_feeds([[5, 4, 3, 2, 1, 0.5]] * 2, **changes))
