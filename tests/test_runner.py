@@ -212,3 +212,15 @@ def test_unknown_targets_are_refused(tiny_bundle: Path) -> None:
     odd = msgspec.structs.replace(bundle.manifest, target="tpu")
     with pytest.raises(BundleError, match="no runner for target 'tpu'"):
         open_runner(Bundle(bundle.path, odd))
+
+
+def test_a_step_of_one_of_several_rows_looks_at_no_cache(
+    in_place: InPlaceRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time in Python may not grow with the number of layers."""
+    expected, slots = _alone(in_place, 0, 5)[4:], in_place.new_slots(4, 8)
+    slots.forward([1], IDS[:1, :3], np.array([3]))
+    slots.forward([1], IDS[:1, 3:4], np.array([1]))
+    monkeypatch.setattr("headport.runner.is_state", None)
+    found = slots.forward([1], IDS[:1, 4:5], np.array([1]))
+    np.testing.assert_allclose(found[0], expected, atol=1e-5)

@@ -14,6 +14,7 @@ Bundles are made once and kept in FOLDER.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import time
@@ -25,6 +26,7 @@ from benchmarks.exact_head.flips import flips
 from benchmarks.exact_head.generation import MODES, generation
 from benchmarks.exact_head.quality import quality
 from benchmarks.exact_head.table import table
+from headport.kernels import VARIABLE
 from headport.session import library_version
 
 _PARTS = ("table", "quality", "flips")
@@ -46,6 +48,8 @@ def main() -> int:
     parser.add_argument("--target", choices=("portable", "ort-cpu"), default="ort-cpu")
     parser.add_argument("--kernels", type=Path, metavar="FILE", help="headport's own")
     found = parser.parse_args()
+    if found.kernels is not None:
+        os.environ[VARIABLE] = str(found.kernels)
     found.work.mkdir(parents=True, exist_ok=True)
     bench = Bench(found.work, found.positions, found.threads, found.kernels)
     print(

@@ -173,6 +173,8 @@ class _FixedCache:
         self.prefix = prefix
         self.slots = cache_slots(prefix + capacity)
         self.total_sequence_length = np.array(self.slots, np.int32)
+        # Looked for once: a step does nothing that takes longer for more layers.
+        self._states = [(sets[0][name], sets[-1][name]) for name in sets[0] if is_state(name)]
         # By first row, rows and turn, of steps by one token.
         self.bindings: dict[tuple[int, int, int], tuple[Binding, Int64, Array]] = {}
 
@@ -201,10 +203,8 @@ class _FixedCache:
             self.turn = self.next_turn
             return
         # All rows are read from one set, so what some of them wrote to the other is fetched back.
-        now, other = self.sets[self.turn], self.sets[self.next_turn]
-        for name in other:
-            if is_state(name):
-                now[name][rows] = other[name][rows]
+        for pair in self._states:
+            pair[self.turn][rows] = pair[self.next_turn][rows]
 
 
 class InPlaceRunner(SessionRunner):
