@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from headport import session
-from headport.errors import BundleError, UsageError
+from headport.errors import BundleError, RunError, UsageError
 from headport.gpu_probe import GpuProbe
 from headport.providers import PROVIDERS
 from headport.session import Session, SessionSettings, open_session
@@ -106,6 +106,20 @@ def test_unreadable_graphs_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"not a graph")
     with pytest.raises(BundleError, match=r"m\.onnx: ONNX Runtime cannot load it"):
         open_session(tmp_path / "m.onnx", {})
+
+
+def test_what_fails_while_it_runs_names_the_file(tmp_path: Path) -> None:
+    found = _session(tmp_path, ADD)
+    x, y = np.ones(2, np.float32), np.ones(3, np.float32)
+    message = r"^m\.onnx: ONNX Runtime failed while it ran the graph: .*Add"
+    with pytest.raises(RunError, match=message):
+        found.run({"x": x, "y": y})
+    binding = found.bind()
+    binding.input("x", x)
+    binding.input("y", y)
+    binding.output("z", np.zeros(3, np.float32))
+    with pytest.raises(RunError, match=message):
+        binding.run()
 
 
 def test_a_provider_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -8,9 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Binding", "DeviceArray", "DeviceRow"]
+from headport.errors import RunError
+
+__all__ = ["Binding", "DeviceArray", "DeviceRow", "run_error"]
 
 Array = npt.NDArray[Any]
+
+
+def run_error(file: str, error: Exception) -> RunError:
+    """What ONNX Runtime, which has no common error class, says of a run, with the graph's file."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return RunError(f"{file}: ONNX Runtime failed while it ran the graph: {first}")
 
 
 class DeviceArray:
@@ -58,9 +66,10 @@ class Binding:
     Binding costs time for each buffer; a run costs none for buffers that stay as they are.
     """
 
-    def __init__(self, inner: Any, ort: Any) -> None:
+    def __init__(self, inner: Any, ort: Any, file: str) -> None:
         self._inner = inner
         self._ort = ort
+        self._file = file
         self._binding = inner.io_binding()
         # By address, so that a buffer bound twice is one value; the array is kept with it, because
         # an address is only unique among living objects and ONNX Runtime does not own the memory.
@@ -112,7 +121,10 @@ class Binding:
         if capture is not None:
             options = self._ort.RunOptions()
             options.add_run_config_entry("gpu_graph_id", str(capture))
-        self._inner.run_with_iobinding(self._binding, options)
+        try:
+            self._inner.run_with_iobinding(self._binding, options)
+        except Exception as error:
+            raise run_error(self._file, error) from error
 
 
 def _place(row: DeviceRow) -> tuple[Any, ...]:

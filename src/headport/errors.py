@@ -68,6 +68,12 @@ class BundleError(HeadportError):
     """A bundle is damaged, foreign, of an unknown schema, or points outside itself."""
 
 
+class RunError(HeadportError):
+    """A graph that loaded failed while it ran: it was changed, or memory is short."""
+
+    exit_code = 1
+
+
 class OutputError(HeadportError):
     """The output cannot be written: it exists, or there is no space or permission."""
 

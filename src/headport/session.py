@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headport.binding import Binding, DeviceArray
+from headport.binding import Binding, DeviceArray, run_error
 from headport.errors import BundleError, HeadportError, UsageError
 from headport.freed_memory import keep_freed_memory
 from headport.gpu_probe import absent_libraries, load_library, needed_libraries, probe_gpu
@@ -116,8 +116,11 @@ def available_providers() -> tuple[str, ...]:
 class Session:
     """A loaded graph: named arrays in, named arrays out, or buffers bound for in-place use."""
 
-    def __init__(self, inner: Any, ort: Any, provider: Provider = PROVIDERS["cpu"]) -> None:
+    def __init__(
+        self, inner: Any, ort: Any, provider: Provider = PROVIDERS["cpu"], file: str = "graph"
+    ) -> None:
         self._inner = inner
+        self._file = file
         self._ort = ort
         self.device = provider.device
         self.cpu_operators: dict[str, int] = _cpu_operators(inner, provider)  # type → nodes
@@ -141,14 +144,21 @@ class Session:
     def run(
         self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Run once; feeds hold every declared input, the named outputs (or all) come back."""
+        """Run once; feeds hold every declared input, the named outputs (or all) come back.
+
+        Raises:
+            RunError: If ONNX Runtime fails.
+        """
         names = self.outputs if outputs is None else tuple(outputs)
-        values = self._inner.run(list(names), dict(feeds))
+        try:
+            values = self._inner.run(list(names), dict(feeds))
+        except Exception as error:
+            raise run_error(self._file, error) from error
         return dict(zip(names, values, strict=True))
 
     def bind(self) -> Binding:
         """A binding that keeps buffers fixed between runs."""
-        return Binding(self._inner, self._ort)
+        return Binding(self._inner, self._ort, self._file)
 
     def array(self, initial: Array) -> DeviceArray:
         """A copy of an array where the session computes."""
@@ -223,7 +233,7 @@ def open_session(
             f"provider {provider.name} was asked for but ONNX Runtime fell back to "
             f"{', '.join(inner.get_providers())}; run `headport doctor`"
         )
-    session = Session(inner, ort, provider)
+    session = Session(inner, ort, provider, file.name)
     if session.cpu_operators and provider.library is not None:
         say(f"{file.name}: on the CPU, not on {provider.name}: {_listed(session.cpu_operators)}")
     return session
