@@ -120,6 +120,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="folders with the model.onnx that ONNX Runtime GenAI's builder made of the model",
     )
     found = parser.parse_args(arguments)
+    names = [*found.rows, *(path.name for path in (*found.lowered, *found.peer))]
+    if len(set(names)) < len(names):
+        parser.error("rows are called like their folders, and two of them have one name")
     folder: Path = found.keep
     folder.mkdir(parents=True, exist_ok=True)
     source = found.bundle or _exported(folder)

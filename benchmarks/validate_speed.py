@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.material import texts
 from benchmarks.tree import run_measured
 from headport.bundle import Bundle
-from headport.session import usable_cpus
+from headport.machine import usable_cpus
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import jobs_of, prepare
 from headport.validate.documents import read_texts

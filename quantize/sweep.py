@@ -13,6 +13,7 @@ import msgspec
 from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import QuantizeError, UsageError
+from headport.machine import usable_cpus
 from headport.progress import track
 from headport.quantize.calibration import Calibration, calibrate, calibration_record
 from headport.quantize.chosen_heads import chosen_heads
@@ -23,7 +24,7 @@ from headport.quantize.shared_texts import refuse_shared_texts
 from headport.quantize.states import collect_states
 from headport.quantize.sweep_report import pareto, render_markdown, render_webpage, terminal_lines
 from headport.quantize.trial import Ground, Trial, try_recipe
-from headport.session import SessionSettings, library_version, usable_cpus
+from headport.session import SessionSettings, library_version
 
 __all__ = ["SUMMARY", "Options", "run", "sweep"]
 

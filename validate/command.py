@@ -13,7 +13,8 @@ import msgspec
 from headport.bundle import Bundle, check_text_files, write_text
 from headport.command import Outcome, check_least
 from headport.errors import UsageError
-from headport.session import SessionSettings, usable_cpus
+from headport.machine import usable_cpus
+from headport.session import SessionSettings
 from headport.validate.assembly import Evidence, Findings, Settings, assemble_report
 from headport.validate.attribution import attribute, noise_floor, sampled_jobs
 from headport.validate.bisection import MAX_WINDOWS, bisect, find_stages

@@ -13,6 +13,7 @@ from headport import __version__
 from headport.bundle import check_writable
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import OutputError, ParityError, UsageError
+from headport.machine import usable_cpus
 from headport.progress import say
 from headport.quantize.count.corpus import Corpus, find_files
 from headport.quantize.count.counting import TokenCounter, read_tokenizer
@@ -30,7 +31,6 @@ from headport.quantize.count.table import (
     write_counts,
 )
 from headport.quantize.count.tally import Tally, TallyFile
-from headport.session import usable_cpus
 
 __all__ = ["SUMMARY", "Options", "count", "describe", "run"]
 

@@ -14,6 +14,7 @@ import msgspec
 from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, check_least, option, positional
 from headport.errors import QuantizeError, UsageError
+from headport.machine import usable_cpus
 from headport.quantize.backbone import quantizable_backbone
 from headport.quantize.backbone_plan import stored_text
 from headport.quantize.calibration import calibration_record
@@ -29,7 +30,7 @@ from headport.quantize.mix.report import (
 from headport.quantize.mix.request import command_line, mix_options, parse_formats
 from headport.quantize.report_files import Renderers, check_report_files, write_reports
 from headport.quantize.shared_texts import refuse_shared_texts
-from headport.session import SessionSettings, library_version, usable_cpus
+from headport.session import SessionSettings, library_version
 
 __all__ = ["SUMMARY", "Options", "mix", "run"]
 

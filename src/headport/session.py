@@ -36,7 +36,6 @@ __all__ = [
     "library_version",
     "missing_libraries",
     "open_session",
-    "usable_cpus",
 ]
 
 Array = npt.NDArray[Any]

@@ -9,7 +9,7 @@ from typing import Annotated
 from headport.bundle import Bundle, check_text_files, write_text
 from headport.command import OptionRecord, Outcome, check_least, option, positional
 from headport.errors import UsageError
-from headport.session import usable_cpus
+from headport.machine import usable_cpus
 from headport.validate.analysis.certainty import CertaintyOfSides
 from headport.validate.analysis.ends import EndProbabilities, end_ids
 from headport.validate.analysis.lens import LENS_TOKENS, look

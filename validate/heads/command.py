@@ -10,10 +10,11 @@ from headport.bundle import Bundle
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import ParityError, UsageError
 from headport.head_parts import parts_of
+from headport.machine import usable_cpus
 from headport.manifest import AdaptiveHead, Head, TaskHead, TasksHead, TreeHead, ValueHead
 from headport.progress import track
 from headport.providers import FALLBACK_HELP, PROVIDER_HELP, ProviderChoice
-from headport.session import SessionSettings, usable_cpus
+from headport.session import SessionSettings
 from headport.validate.comparison import Material, check_ids, prepare
 from headport.validate.documents import read_texts
 from headport.validate.evidence import Record

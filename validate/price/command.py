@@ -11,11 +11,11 @@ import numpy as np
 from headport.bundle import Bundle, check_text_files, write_text
 from headport.command import OptionRecord, Outcome, option, positional
 from headport.errors import UsageError
+from headport.machine import usable_cpus
 from headport.quantize.count.table import TokenCounts, read_counts
 from headport.quantize.prune.closure import always_kept
 from headport.quantize.prune.report import head_bytes
 from headport.quantize.prune.tokens import read_tokens
-from headport.session import usable_cpus
 from headport.validate.candidate import Candidate
 from headport.validate.comparison import check_ids, prepare
 from headport.validate.documents import read_texts
