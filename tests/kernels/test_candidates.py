@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from benchmarks.hunt import CASES, HeadCase, hunt, make_heads
 from headport.bundle import Bundle
 from headport.certificate_check import check_certificate
 from headport.errors import ParityError
+from headport.heads import HeadOutput, HeadSessions
 from headport.kernels import CANDIDATES, DOMAIN, OPTION, PRODUCT, VERSION
 from headport.lowering import Options as LowerOptions
 from headport.lowering import lower, targets
+from headport.lowering.head import lower_head
 from headport.lowering.match import Match
 from headport.lowering.own_candidates import adopt_candidates
+from headport.lowering.own_kernels import adopt_in_head
 from headport.manifest import Head
 from headport.quantize import Options, quantize
 from headport.runner import Candidates, open_runner
@@ -52,6 +56,10 @@ def _lowered(bundle: Bundle, folder: Path, kernels: Path | None) -> Bundle:
     return lower(options)
 
 
+def _stage(bundle: Bundle) -> dict[str, Any]:
+    return bundle.manifest.provenance.stages[-1].report
+
+
 def _types(bundle: Bundle) -> list[str]:
     return [node.op_type for node in ir.load(bundle.path / "head.lm.onnx").graph]
 
@@ -83,7 +91,7 @@ def test_a_head_answers_as_with_the_nodes_of_onnx_runtime(
     own = _lowered(portable, tmp_path / "own", library)
     assert _types(own).count(CANDIDATES) == 1 and "TopK" not in _types(own)
     assert "Sum" not in _types(own) or toy.get("bias") is not None
-    rows = own.manifest.provenance.stages[-1].report["candidates"]["lm"]
+    rows = _stage(own)["candidates"]["lm"]
     certified = portable.manifest.heads["lm"].candidates.certified  # type: ignore[union-attr]
     assert rows["rows"] > 10 and (rows["certified"] > 0) == certified
     noise = np.random.default_rng(3).normal(0, 2, (len(STATES), V)).astype(np.float32)
@@ -174,6 +182,12 @@ def _without_bias(graph: ir.Graph, node: ir.Node) -> None:
     graph.initializers["candidates.bias"].const_value = ir.tensor(np.zeros(V, np.float32))
 
 
+def _without_noise(graph: ir.Graph, node: ir.Node) -> None:
+    none = ir.val("none", const_value=ir.tensor(np.zeros((1, 1), np.float32), name="none"))
+    graph.register_initializer(none)
+    node.replace_input_with(2, none)
+
+
 def _unproved(graph: ir.Graph, node: ir.Node) -> None:
     node.attributes["certified"] = ir.AttrInt64("certified", 0)
 
@@ -191,8 +205,21 @@ def _unproved(graph: ir.Graph, node: ir.Node) -> None:
         (_given(7, None), "proved ranks"),
         (_of_other_rows, "candidates' logits"),
         (_unproved, "cut"),
+        (_without_noise, "candidates of .* with noise"),
     ],
-    ids=["scale", "cap", "slope", "rest", "upper", "logits", "bias", "firsts", "rows", "proof"],
+    ids=[
+        "scale",
+        "cap",
+        "slope",
+        "rest",
+        "upper",
+        "logits",
+        "bias",
+        "firsts",
+        "rows",
+        "proof",
+        "noise",
+    ],
 )
 def test_a_wrong_node_is_caught_and_nothing_is_written(
     tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch, edit: Edit, what: str
@@ -205,7 +232,7 @@ def test_a_wrong_node_is_caught_and_nothing_is_written(
         return matches
 
     monkeypatch.setattr(targets, "adopt_candidates", wrong)
-    with pytest.raises(ParityError, match=f"the lowered head lm: ({what}) of .* do not follow"):
+    with pytest.raises(ParityError, match=f"the lowered head lm: ({what}).* do not follow"):
         _lowered(portable, tmp_path / "own", library)
     assert not (tmp_path / "own").exists()
 
@@ -220,6 +247,120 @@ def test_a_graph_of_another_form_keeps_its_nodes(tmp_path: Path, library: Path) 
     [match] = adopt_candidates(model, head, "lm")
     assert match.became is None and "quantise it again" in match.reason
     assert CANDIDATES not in [node.op_type for node in model.graph]
+
+
+def _moved(field: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[..., HeadOutput]:
+    """A head one of whose answers is another, without noise and with some."""
+
+    def head(self: HeadSessions, *given: Any) -> HeadOutput:
+        output = ANSWERS(self, *given)
+        assert output.candidates is not None
+        new = {field: change(getattr(output.candidates, field).copy())}
+        return replace(output, candidates=replace(output.candidates, **new))
+
+    return head
+
+
+ANSWERS = HeadSessions.head
+
+
+def _with_equals_swapped(ids: np.ndarray) -> np.ndarray:
+    """90 and 91 have equal rows and follow one another."""
+    return np.where(ids == 90, 91, np.where(ids == 91, 90, ids))
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "what"),
+    [
+        ("ids", lambda ids: np.where(ids == 5, 6, ids), "candidates"),
+        ("ids", lambda ids: ids[:, ::-1], "candidates' logits"),
+        ("ids", _with_equals_swapped, "candidates' order"),
+        ("logits", lambda z: z * (1 + 1e-12), "candidates' logits"),
+        ("logits", lambda z: z[:, ::-1], "candidates' logits"),
+        ("logsumexp", lambda mass: mass + 1e-3, "logsumexp"),
+        ("certified_k", lambda k: k + (k > 0), "proved ranks"),
+        ("certified_k", lambda k: k * 0, "proved ranks"),
+        ("cut", lambda cut: np.nextafter(cut, 0), "cut"),
+        ("error", lambda error: error * 0.999, "error"),
+    ],
+)
+def test_the_check_sees_each_answer(
+    tmp_path: Path,
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    change: Callable[[np.ndarray], np.ndarray],
+    what: str,
+) -> None:
+    portable = _quantized(tmp_path, {"bias": BIAS})
+    monkeypatch.setattr(HeadSessions, "head", _moved(field, change))
+    with pytest.raises(ParityError, match=f"head lm: {what} of .* do not follow"):
+        _lowered(portable, tmp_path / "own", library)
+
+
+@pytest.mark.parametrize("certify", [True, False])
+def test_a_head_in_half_precision_keeps_its_nodes(
+    tmp_path: Path, library: Path, certify: bool
+) -> None:
+    source = write_toy(tmp_path / "toy", WEIGHT.astype(np.float16))
+    asked: dict[str, Any] = {"rescore": M, "block": 32, "certify": certify}
+    portable = quantize(Options(bundle=source.path, output=tmp_path / "q", head="int8", **asked))
+    bundle = _lowered(portable, tmp_path / "own", library)
+    assert CANDIDATES not in _types(bundle)
+    [line] = [x for x in _stage(bundle)["portable"] if "candidates" in x]
+    assert "no hidden states and original weight in float32" in line
+    assert _stage(bundle)["candidates"] == {}
+
+
+def test_rows_that_differ_in_the_sign_of_a_zero_are_not_equal(
+    tmp_path: Path, library: Path
+) -> None:
+    weight, bias = WEIGHT.copy(), BIAS.copy()
+    weight[7], bias[7] = weight[5], bias[5]
+    weight[5, 3], weight[7, 3] = 0.0, -0.0
+    source = write_toy(tmp_path / "toy", weight, bias=bias)
+    asked: dict[str, Any] = {"rescore": M, "block": 32, "certify": True}
+    portable = quantize(Options(bundle=source.path, output=tmp_path / "q", head="int8", **asked))
+    assert _stage(_lowered(portable, tmp_path / "own", library))["candidates"]["lm"]["rows"] > 10
+
+
+def test_a_product_of_onnx_runtime_keeps_its_guard(tmp_path: Path, library: Path) -> None:
+    source = write_toy(tmp_path / "toy", WEIGHT)
+    asked: dict[str, Any] = {"head": "int4", "asymmetric": True, "block": 32, "backbone": "none"}
+    portable = quantize(Options(bundle=source.path, output=tmp_path / "q", **asked))
+    model, head = ir.load(portable.path / "head.lm.onnx"), portable.manifest.heads["lm"]
+    lower_head(model, head, "lm")
+    [match] = adopt_in_head(model, head, "lm")
+    assert match.became is None and "zero points" in match.reason
+    types = [node.op_type for node in model.graph]
+    assert types.count("ReduceSum") == 1 and types.count("Sum") == 1
+
+
+def test_only_a_sum_of_zeros_is_a_guard(tmp_path: Path) -> None:
+    source = write_toy(tmp_path / "toy", WEIGHT)
+    asked: dict[str, Any] = {"head": "int8", "block": 32, "activations": "rounded"}
+    portable = quantize(Options(bundle=source.path, output=tmp_path / "q", **asked))
+    for factor, kept in ((0.0, 0), (1.0, 1)):
+        model, head = ir.load(portable.path / "head.lm.onnx"), portable.manifest.heads["lm"]
+        lower_head(model, head, "lm")
+        for value in model.graph.initializers.values():
+            if value.const_value is not None and value.const_value.size == 1:
+                value.const_value = ir.tensor(np.array(factor, np.float32))
+        adopt_in_head(model, head, "lm")
+        assert [node.op_type for node in model.graph].count("ReduceSum") == kept
+
+
+def test_other_tables_are_no_original_weight(tmp_path: Path) -> None:
+    portable = _quantized(tmp_path, {})
+    for array in (WEIGHT[:, :-1], WEIGHT.astype(np.float16)):
+        model, head = ir.load(portable.path / "head.lm.onnx"), portable.manifest.heads["lm"]
+        [rows] = [n for n in model.graph if n.op_type == "Gather" and n.inputs[0].shape == (V, H)]  # type: ignore[union-attr]
+        table = rows.inputs[0]
+        assert table is not None
+        table.const_value = ir.tensor(array)
+        table.shape, table.type = ir.Shape(array.shape), ir.TensorType(ir.tensor(array).dtype)
+        [match] = adopt_candidates(model, head, "lm")
+        assert match.became is None and "original weight in float32" in match.reason
 
 
 def _operator(folder: Path, library: Path, count: int = 3) -> Session:
@@ -269,6 +410,40 @@ def test_equal_keys_and_equal_logits_go_by_their_ids(tmp_path: Path, library: Pa
     assert session.run(alike | {"firsts": np.zeros(6, np.int64)})["k"].tolist() == [3]
 
 
+@pytest.mark.parametrize(
+    ("upper", "changes", "k", "cut"),
+    [
+        ([0, 0, 2.75, 9, 9, 9], {"terms": np.array([1, 0, 0, 0.2])}, 3, 2.75),
+        ([0, 0, 2.75, 9, 9, 9], {"terms": np.array([1, 0, 0, 0.3])}, 2, 2.75),
+        ([0, 0, 0, 9, 9, 9], {"terms": np.array([1, 0, 0, 0.4])}, 3, 0),
+        ([0, 0, 0, 9, 9, 9], {"terms": np.array([1, 0, 0, 0.6])}, 0, 0),
+        ([0, 0, 0, 9, 9, 9], {"x": np.full((1, 1), 2.0**59, np.float32)}, 3, 0),
+        ([0, 0, 0, 9, 9, 9], {"x": np.full((1, 1), 2.0**60, np.float32)}, 0, np.inf),
+    ],
+)
+def test_what_is_within_the_error_is_not_proved(
+    tmp_path: Path,
+    library: Path,
+    upper: list[float],
+    changes: dict[str, np.ndarray],
+    k: int,
+    cut: float,
+) -> None:
+    """Exact logits of the candidates are 5, 4 and 3."""
+    found = _operator(tmp_path, library).run(_feeds([upper], **changes))
+    assert (found["k"].tolist(), found["cut"].tolist()) == ([k], [cut])
+
+
+def test_a_logit_that_is_no_number_comes_first_and_proves_nothing(
+    tmp_path: Path, library: Path
+) -> None:
+    weight = np.arange(6, dtype=np.float32)[:, None]
+    weight[3] = np.nan
+    found = _operator(tmp_path, library).run(_feeds([[0, 0, 0, 9, 9, 9]], weight=weight))
+    assert found["ids"].tolist() == [[3, 5, 4]] and np.isnan(found["z"][0, 0])
+    assert found["k"].tolist() == [0] and np.isnan(found["lse"]).all()
+
+
 def test_keys_that_are_no_numbers_are_looked_at(tmp_path: Path, library: Path) -> None:
     upper = np.zeros((1, 40), np.float32)
     upper[0, [3, 17, 38]] = np.nan, np.inf, np.nan
@@ -285,6 +460,12 @@ def test_logits_far_above_the_candidates_overflow_nothing(tmp_path: Path, librar
     upper = np.arange(40, dtype=np.float32)[None]
     found = _operator(tmp_path, library).run(_feeds(upper.tolist(), logits=logits))
     assert found["lse"].tolist() == [500.0]
+    logits = np.roll(logits, 36, axis=1)  # behind the last whole register of what is not picked
+    found = _operator(tmp_path, library).run(_feeds(upper.tolist(), logits=logits))
+    assert found["lse"].tolist() == [500.0]
+    large = np.full((1, 1), 3.0**24, np.float32)  # float32 rounds three times it down
+    found = _operator(tmp_path, library).run(_feeds(upper.tolist(), x=large, logits=logits * 0))
+    np.testing.assert_allclose(found["lse"], [39 * 3.0**24], rtol=1e-7)
     # A candidate's own quantised logit counts for nothing, however large.
     logits[0] = np.where(np.arange(40) == 38, 500, 0)
     found = _operator(tmp_path, library).run(_feeds(upper.tolist(), logits=logits))

@@ -9,7 +9,7 @@ namespace headport::kernels {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kLargestNorm = 0x1p60;  // rows of this norm or more are not certified
+constexpr double kLargestNorm = 0x1p60;  // LARGEST_NORM of headport/certificate.py
 constexpr std::int64_t kSummed = 4096;   // float32 terms that are added up before float64 takes over
 
 struct Key {
@@ -27,8 +27,9 @@ Key key_of(const Keys& keys, std::int64_t id) {
 }
 
 // The best `count` tokens, best first.
-std::vector<Key> best_of(const Keys& keys, std::int64_t V, std::int64_t count, const Kernel& kernel) {
-  std::vector<Key> best;
+void find_best(const Keys& keys, std::int64_t V, std::int64_t count, const Kernel& kernel,
+               std::vector<Key>& best) {
+  best.clear();
   for (std::int64_t id = 0; id < count; ++id) best.push_back(key_of(keys, id));
   std::make_heap(best.begin(), best.end());  // the worst of them in front
   for (std::int64_t id = count; (id = kernel.ranking.next_above(keys, id, V, best[0].value)) < V;
@@ -40,7 +41,6 @@ std::vector<Key> best_of(const Keys& keys, std::int64_t V, std::int64_t count, c
     std::push_heap(best.begin(), best.end());
   }
   std::sort_heap(best.begin(), best.end());
-  return best;
 }
 
 struct Scored {
@@ -71,24 +71,34 @@ double mapped(double z, const Terms& terms) {
   return terms.softcap == 0 ? z : std::tanh(z / terms.softcap) * terms.softcap;
 }
 
+// For each thread, kept from row to row.
+struct Room {
+  std::vector<double> x;
+  std::vector<Key> best;
+  std::vector<Scored> scored;
+  std::vector<std::int64_t> ascending;
+};
+
 }  // namespace
 
 void Candidates::run(const Kernel& kernel) const {
-  const std::vector<double> wide(x, x + H);
+  thread_local Room room;
+  room.x.assign(x, x + H);
   double squares = 0;
-  for (const double each : wide) squares += each * each;
+  for (const double each : room.x) squares += each * each;
   const double norm = std::sqrt(squares);
   *error = norm * terms.error_slope + terms.error_rest;
 
-  const std::vector<Key> best = best_of(keys, V, count + 1, kernel);
-  std::vector<Scored> scored;
+  auto& [wide, best, scored, ascending] = room;
+  find_best(keys, V, count + 1, kernel, best);
+  scored.clear();
+  ascending.clear();
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t id = best[static_cast<std::size_t>(i)].id;
     const double z = kernel.ranking.dot(weight + id * H, wide.data(), H);
     scored.push_back({mapped(bias == nullptr ? z : z + bias[id], terms), id});
+    ascending.push_back(id);
   }
-  std::vector<std::int64_t> ascending;
-  for (const Scored& each : scored) ascending.push_back(each.id);
   std::sort(ascending.begin(), ascending.end());
   std::sort(scored.begin(), scored.end());
   for (std::int64_t i = 0; i < count; ++i) {
@@ -112,7 +122,8 @@ void Candidates::run(const Kernel& kernel) const {
   for_others(ascending, V, [&](std::int64_t from, std::int64_t to) {
     largest = std::max(largest, double{kernel.ranking.largest(logits + from, to - from)});
   });
-  const auto shift = static_cast<float>(largest);
+  auto shift = static_cast<float>(largest);
+  if (double{shift} < largest) shift = std::nextafter(shift, std::numeric_limits<float>::infinity());
   double mass = 0;
   for (std::int64_t i = 0; i < count; ++i) mass += std::exp(candidate_logits[i] - double{shift});
   for_others(ascending, V, [&](std::int64_t from, std::int64_t to) {

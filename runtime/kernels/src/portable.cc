@@ -171,9 +171,9 @@ float largest(const float* values, std::int64_t count) {
 }
 
 float exp_sum(const float* values, std::int64_t count, float shift) {
-  float total = 0.0F;
-  for (std::int64_t i = 0; i < count; ++i) total += std::exp(values[i] - shift);
-  return total;
+  double total = 0;
+  for (std::int64_t i = 0; i < count; ++i) total += double{std::exp(values[i] - shift)};
+  return static_cast<float>(total);
 }
 
 double dot(const float* weight, const double* x, std::int64_t count) {

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from headport.bundle import SELFTEST_FILE, Bundle
 from headport.certificate import LARGEST_NORM
 from headport.errors import ParityError
 from headport.heads import Candidates, HeadSessions
+from headport.kernels import CANDIDATES, DOMAIN
 from headport.ledger import find_tensor, read_tensor
 from headport.manifest import Head
 from headport.session import SessionSettings
@@ -35,9 +37,11 @@ Bool = npt.NDArray[np.bool_]
 
 _ACCEPTED = 1e-5  # of logsumexp, whose terms are float32
 _NOISE = 3.0  # logits, so that other tokens are picked
-_SIZES = (1e-3, 1.0, 1.0, 30.0)  # of random hidden states
+_SIZES = (1e-3, 1.0, 1.0, 30.0, 1e18)  # of random hidden states; the last is above LARGEST_NORM
+# As in `headport.quantize.candidates_pass`, written once more: this is what checks it.
 _UNIT = 2.0**-53
 _TANH_ERROR = 2.0**-46
+_LEAST_ERROR = 2.0**-900
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class CandidatesCheck:
 def check_candidates(
     portable: Bundle, bundle: Bundle, settings: SessionSettings
 ) -> dict[str, CandidatesCheck]:
-    """Check every head of a written bundle that ranks candidates, by name.
+    """Check every head of a written bundle that ranks candidates in a node of its own, by name.
 
     Args:
         portable: What it was made from; holds the original weights.
@@ -64,7 +68,8 @@ def check_candidates(
     """
     found = {}
     for name, head in bundle.manifest.heads.items():
-        if head.candidates is None:
+        graph = ir.load(bundle.path / bundle.manifest.graphs[head.graph].file).graph
+        if not any((node.domain, node.op_type) == (DOMAIN, CANDIDATES) for node in graph):
             continue
         sessions = HeadSessions(bundle, settings, (name,))
         states = _hidden_states(bundle)
@@ -72,9 +77,11 @@ def check_candidates(
         rows = _Rows(portable, head, sessions.states(states, name), q.logits)
         rng = np.random.Generator(np.random.Philox(key=23))
         noise = rng.normal(0, _NOISE, q.logits.shape).astype(np.float32)
+        certified = 0
         for given in (None, noise):
             candidates = sessions.head(states, name, given).candidates
             assert candidates is not None
+            certified += int(candidates.certified_k.sum())  # with noise it is 0
             keys = q.upper_bounds if given is None else q.upper_bounds + given
             for what, holds in rows.checks(candidates, keys, ranked=given is None).items():
                 if not holds.all():
@@ -83,8 +90,7 @@ def check_candidates(
                         f"{len(states)} hidden states {'with noise ' if given is not None else ''}"
                         "do not follow from its bounds and its original weight; nothing was written"
                     )
-            if given is None:
-                certified = int(candidates.certified_k.sum())
+        assert head.candidates is not None
         found[name] = CandidatesCheck(len(states), head.candidates.count, certified)
     return found
 
@@ -106,13 +112,17 @@ class _Rows:
         assert form is not None
         self._head, self._form, self._logits = head, form, logits.astype(np.float64)
         self._x = states.astype(np.float64)
-        [entry] = [t for t in manifest.tensors if t.name == form.original]
+        [entry] = [  # other heads may have a weight of this name
+            tensor
+            for tensor in manifest.tensors
+            if tensor.name == form.original
+            and any(c.startswith(f"{form.full}:") for c in tensor.consumers)
+        ]
         self._weight = read_tensor(portable, entry)
         self._largest = float(np.linalg.norm(self._weight.astype(np.float64), axis=1).max())
-        self._bias = np.zeros(len(self._weight))
+        self._bias = np.zeros(len(self._weight), np.float32)
         if head.bias:
-            bias = find_tensor(manifest, head.graph, "candidates.bias")
-            self._bias = read_tensor(portable, bias).astype(np.float64)
+            self._bias = read_tensor(portable, find_tensor(manifest, head.graph, "candidates.bias"))
 
     def checks(self, found: Candidates, keys: Float32, *, ranked: bool) -> dict[str, Bool]:
         """What must hold of each row, by its name."""
@@ -141,7 +151,7 @@ class _Rows:
 
     def _exact(self, found: Candidates) -> Float64:
         rows = self._weight[found.ids].astype(np.float64)
-        z = np.einsum("nmh,nh->nm", rows, self._x) + self._bias[found.ids]
+        z = np.einsum("nmh,nh->nm", rows, self._x) + self._bias[found.ids].astype(np.float64)
         z *= self._head.scale
         cap = self._head.softcap
         mapped: Float64 = z if cap is None else np.tanh(z / cap) * cap
@@ -149,15 +159,14 @@ class _Rows:
 
     def _error(self, norms: Float64, largest: float) -> Float64:
         steps = 2 * (self._x.shape[1] + 16) * _UNIT * self._head.scale
-        rest = (
-            steps * np.abs(self._bias).max() + 2.0**-900 + (self._head.softcap or 0) * _TANH_ERROR
-        )
-        error: Float64 = norms * steps * largest + rest
+        rest = (self._head.softcap or 0.0) * _TANH_ERROR + _LEAST_ERROR
+        error: Float64 = steps * (norms * largest + float(np.abs(self._bias).max())) + rest
         return error
 
     def _equal_rows(self, found: Candidates) -> Bool:
-        """Whether each candidate's row, and bias, is that of the next."""
-        rows, bias = self._weight[found.ids], self._bias[found.ids]
+        """Whether each candidate's row, and bias, is that of the next, bit for bit."""
+        rows = np.ascontiguousarray(self._weight[found.ids]).view(np.uint32)
+        bias = self._bias[found.ids].view(np.uint32)
         same: Bool = (rows[:, 1:] == rows[:, :-1]).all(axis=2) & (bias[:, 1:] == bias[:, :-1])
         return same
 

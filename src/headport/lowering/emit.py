@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["CONTRIB", "Emitter", "attribute", "replace"]
+__all__ = ["CONTRIB", "Emitter", "attribute", "made_by", "replace"]
 
 CONTRIB = "com.microsoft"  # domain of ONNX Runtime's own operators
 
@@ -76,6 +76,12 @@ class Emitter:
 def attribute(node: ir.Node, name: str, default: Any) -> Any:
     """An attribute's value, or the operator's default."""
     return node.attributes[name].value if name in node.attributes else default
+
+
+def made_by(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:
+    """The node that gives a value, if it is of this operator."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and (node.domain, node.op_type) == (domain, op_type) else None
 
 
 def replace(graph: ir.Graph, node: ir.Node, values: Sequence[ir.Value]) -> None:

@@ -3,19 +3,18 @@
     TopK(upper + noise), Gather, MatMul in float64, TopK, … , Exp, ReduceSum, Log
       →  RankedCandidates(x, upper, noise, logits, W, terms, b?, firsts?)
 
-In a decode step the sixty nodes of such a head take a quarter of the time of its product. What is
+In a decode step the fifty nodes of such a head take a quarter of the time of its product. What is
 computed is what `headport.quantize.candidates_pass` writes, with the same limits of error.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from headport.kernels import CANDIDATES, DOMAIN, VERSION
+from headport.lowering.emit import made_by
 from headport.lowering.match import Match
 from headport.manifest import Head
 
@@ -24,6 +23,7 @@ __all__ = ["adopt_candidates"]
 _WAS = "TopK + Gather + MatMul"
 # Of the graph, in the operator's order.
 _OUTPUTS = ("candidate_ids", "candidate_logits", "logsumexp", "certified_k", "cut", "error")
+_INPUTS = ("upper_bounds", "noise", "quantised_logits")
 _BIAS, _FIRSTS = "candidates.bias", "certificate.equal_rows"
 
 
@@ -35,9 +35,9 @@ def adopt_candidates(model: ir.Model, head: Head, name: str) -> list[Match]:
     found = {value.name or "": value for value in (*graph.inputs, *graph.outputs)}
     weight, error = _original(graph, head), _error(found.get("error"))
     fault = ""
-    if weight is None:
-        fault = "no original weight in float32"
-    elif error is None or not {*_OUTPUTS, "noise", "upper_bounds"} <= found.keys():
+    if weight is None or graph.inputs[0].dtype != ir.DataType.FLOAT:
+        fault = "no hidden states and original weight in float32"
+    elif error is None or not {*_OUTPUTS, *_INPUTS} <= found.keys():
         fault = "candidates of another form; quantise it again"
     if fault:
         return [Match(f"candidates of head {name}", _WAS, None, f"it has {fault}")]
@@ -50,9 +50,7 @@ def adopt_candidates(model: ir.Model, head: Head, name: str) -> list[Match]:
         CANDIDATES,
         [
             graph.inputs[0],
-            found["upper_bounds"],
-            found["noise"],
-            found["quantised_logits"],
+            *(found[each] for each in _INPUTS),
             weight,
             given,
             *optional,
@@ -87,21 +85,16 @@ def _original(graph: ir.Graph, head: Head) -> ir.Value | None:
 
 def _error(value: ir.Value | None) -> tuple[float, float] | None:
     """Slope and rest of error = ‖x‖ · slope + rest."""
-    summed = _made_by(_input(_made_by(value, "Squeeze"), 0), "Add")
-    product = _made_by(_input(summed, 0), "Mul")
+    summed = made_by(_input(made_by(value, "Squeeze"), 0), "Add")
+    product = made_by(_input(summed, 0), "Mul")
     slope, rest = _number(_input(product, 1)), _number(_input(summed, 1))
     return None if slope is None or rest is None else (slope, rest)
-
-
-def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type == op_type else None
 
 
 def _input(node: ir.Node | None, place: int) -> ir.Value | None:
     return node.inputs[place] if node is not None and place < len(node.inputs) else None
 
 
-def _number(value: ir.Value | None) -> Any:
+def _number(value: ir.Value | None) -> float | None:
     constant = value.const_value if value is not None else None
     return float(constant.numpy()) if constant is not None and constant.size == 1 else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from headport.kernels import DOMAIN, PRODUCT
-from headport.lowering.emit import Emitter, replace
+from headport.lowering.emit import Emitter, made_by, replace
 
 __all__ = ["drop_guards"]
 
@@ -20,7 +20,7 @@ def drop_guards(graph: ir.Graph) -> None:
     """Rewrite every sum that a product of the own kernel goes into."""
     for node in [n for n in graph if (n.domain, n.op_type) == ("", "Sum")]:
         terms = [value for value in node.inputs if value is not None]
-        if not any(_made_by(value, PRODUCT, DOMAIN) for value in terms):
+        if not any(made_by(value, PRODUCT, DOMAIN) for value in terms):
             continue
         kept = [value for value in terms if not _is_guard(value)]
         if len(kept) == 1:
@@ -32,13 +32,8 @@ def drop_guards(graph: ir.Graph) -> None:
 
 def _is_guard(value: ir.Value) -> bool:
     """Whether it is Σ_h 0 · x_h."""
-    summed = _made_by(value, "ReduceSum")
-    zeros = _made_by(summed.inputs[0], "Mul") if summed is not None else None
+    summed = made_by(value, "ReduceSum")
+    zeros = made_by(summed.inputs[0], "Mul") if summed is not None else None
     factor = zeros.inputs[1] if zeros is not None else None
     constant = factor.const_value if factor is not None else None
     return constant is not None and constant.size == 1 and float(constant.numpy()) == 0.0
-
-
-def _made_by(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and (node.domain, node.op_type) == (domain, op_type) else None

@@ -69,8 +69,8 @@ def adopt_in_head(model: ir.Model, head: Head, name: str) -> list[Match]:
         elif _is_doubled(node) and _sum(node) is None:
             fault = "rows of its own"
         became = None if fault else _adopt(model, node)
-        drop_guards(model.graph)
         matches.append(Match(f"head {name}", _WAS, became, f"it has {fault}" if fault else ""))
+    drop_guards(model.graph)
     common_passes.RemoveUnusedNodesPass()(model)
     return matches
 
