@@ -20,7 +20,7 @@ import torch
 
 from headport.bundle import Bundle, draft_bundle
 from headport.encoder_runner import EncoderRunner
-from headport.errors import CheckpointError, ExportError, HeadportError, ParityError
+from headport.errors import CheckpointError, ExportError, ParityError, RunError
 from headport.export.assembly import (
     SESSION_OPTIONS,
     export_phases,
@@ -30,7 +30,6 @@ from headport.export.assembly import (
 )
 from headport.export.checkpoint import (
     Checkpoint,
-    first_line,
     load_model,
     load_tokenizer,
     run_reference,
@@ -235,12 +234,8 @@ def _prove(bundle: Bundle, plan: ParityPlan, references: Sequence[HeadReference]
                 for rows, scored in zip(hidden, plan.scored, strict=True)
             ]
             measured[name] = measure_heads(bundle, runner, references, states)
-    except HeadportError:
-        raise
-    except Exception as error:  # ONNX Runtime has no common error class for failing runs
-        raise ParityError(
-            f"ONNX Runtime cannot run the written files: {first_line(error)}"
-        ) from error
+    except RunError as error:
+        raise ParityError(f"cannot run the written files: {error}") from error
     heads = compare_heads(references, measured, RELATIVE[bundle.manifest.model.dtype])
     check_heads(heads)
     return ParityReport(

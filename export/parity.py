@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from headport.bundle import Bundle
-from headport.errors import ExportError, HeadportError, ParityError
-from headport.export.checkpoint import first_line, run_reference
+from headport.errors import ExportError, ParityError, RunError
+from headport.export.checkpoint import run_reference
 from headport.export.head_parity import (
     HeadParity,
     HeadReference,
@@ -219,12 +219,8 @@ def prove(
             runner = open_runner(bundle)
             assert isinstance(runner, PortableRunner)
             cases, others, manifest = work(runner)
-    except HeadportError:
-        raise
-    except Exception as error:  # ONNX Runtime has no common error class for failing runs
-        raise ParityError(
-            f"ONNX Runtime cannot run the written files: {first_line(error)}"
-        ) from error
+    except RunError as error:
+        raise ParityError(f"cannot run the written files: {error}") from error
     every = [*reference, *(embedded.reference if embedded else ())]
     largest = max((float(np.abs(rows).max()) for rows in every), default=0.0)
     relative = RELATIVE[bundle.manifest.model.dtype]

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from headport.bundle import Bundle
-from headport.errors import HeadportError, ParityError
-from headport.export.checkpoint import first_line, run_reference
+from headport.errors import ParityError, RunError
+from headport.export.checkpoint import run_reference
 from headport.export.encoder_decoder.families import Family
 from headport.export.encoder_decoder.relative import relative_modules
 from headport.export.encoder_decoder.trace import example_inputs
@@ -111,12 +111,8 @@ def prove_sources(bundle: Bundle, plan: SourcedPlan, reference: list[Float32]) -
         }
         finite = np.isfinite([*cases.values()]).all()
         manifest = write_selftest(bundle, runner=runner) if finite else bundle.manifest
-    except HeadportError:
-        raise
-    except Exception as error:  # ONNX Runtime has no common error class for failing runs
-        raise ParityError(
-            f"ONNX Runtime cannot run the written files: {first_line(error)}"
-        ) from error
+    except RunError as error:
+        raise ParityError(f"cannot run the written files: {error}") from error
     largest = max(float(np.abs(rows).max()) for rows in reference)
     limit = RELATIVE[bundle.manifest.model.dtype] * max(1.0, largest)
     positions = sum(len(scored) for scored in plan.tokens.scored)
