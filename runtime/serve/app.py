@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from headport.errors import CancelledRequestError, HeadportError
+from headport.errors import CancelledRequestError, HeadportError, RunError
 from headport.runtime.async_generator import AsyncGenerator, AsyncSubmission
 from headport.runtime.generator import Generator
 from headport.runtime.serve.answers import CHAT, COMPLETION, Answer, Style
@@ -199,5 +199,6 @@ async def _answer_unknown(request: Request, error: Exception) -> Response:
 
 
 def _note(error: Exception) -> None:
-    if not isinstance(error, HeadportError):
+    # What a request is refused for is its sender's affair, a graph that fails is the service's.
+    if not isinstance(error, HeadportError) or isinstance(error, RunError):
         _log.error("a request failed", exc_info=error)

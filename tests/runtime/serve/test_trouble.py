@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headport.errors import RunError
 from headport.runtime import Generator
 from headport.runtime.serve.limits import ServiceLimits
 from tests.runtime.serve.conftest import EXTRA, MODEL, Client, post, running
@@ -106,6 +107,21 @@ def test_logits_that_are_not_finite_fail_their_request_alone(
         answer = service.completions.create(prompt=[5, 6], extra_body=EXTRA, **fields)
         [reply] = make().generate([[5, 6]], max_new_tokens=3)
         assert answer.choices[0].token_ids == reply.token_ids
+
+
+def test_a_graph_that_fails_is_told_and_logged(
+    make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator = make()
+
+    def broken(*_: Any) -> Any:
+        raise RunError("head.lm.onnx: ONNX Runtime failed while it ran the graph: no memory")
+
+    with running(generator) as address:
+        monkeypatch.setattr(generator._runner, "hidden", broken)
+        status, answer = post(address, b'{"model": "tiny", "prompt": "a", "max_tokens": 2}')
+    assert status == 500 and "ONNX Runtime failed" in str(answer)
+    assert "a request failed" in caplog.text
 
 
 def test_a_full_or_slow_service_says_so(make: Any, client: Client) -> None:
