@@ -131,10 +131,12 @@ def test_a_head_that_gives_logits_needs_no_guard(tmp_path: Path, library: Path) 
     source = write_toy(tmp_path / "toy", WEIGHT, bias=BIAS)
     states = STATES[:3].copy()
     states[0, 5], states[1, 70] = np.nan, -np.inf
-    for form in ("int8", "int4"):
-        how: dict[str, Any] = {"head": form, "block": 32}
-        portable = quantize(Options(bundle=source.path, output=tmp_path / form, **how))
-        bundle = _lowered(portable, tmp_path / f"{form}-own", library)
+    # With INT4, activations of 16 bits and of 8.
+    for form, kept in (("int8", "residual"), ("int4", "residual"), ("int4", "rounded")):
+        how: dict[str, Any] = {"head": form, "block": 32, "activations": kept}
+        output = tmp_path / f"{form}-{kept}"
+        portable = quantize(Options(bundle=source.path, output=output, **how))
+        bundle = _lowered(portable, output.with_suffix(".own"), library)
         assert (_types(bundle).count(PRODUCT), _types(bundle).count("ReduceSum")) == (1, 0)
         logits = open_runner(bundle).full_logits(states)
         assert np.isnan(logits[:2]).all() and np.isfinite(logits[2]).all()
